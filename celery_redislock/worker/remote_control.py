@@ -229,7 +229,7 @@ class RunCounts:
             self._since = -math.inf
         logger.warning(
             "could not reach the lock server: messages were sent back to the broker %d times in the last %.0f s; "
-            "they run once it answers",
+            "they run when it answers again",
             *(self._sent_back, seconds),
         )
 

@@ -160,7 +160,7 @@ class WaitingMessage(Waiter):
         if called:
             waited, name = time.monotonic() - self._since, self.request.task.name
             logger.info(
-                "%s: its turn came after %.3f s; %d messages wait in this worker",
+                "%s: its turn came after %.3f s; %d messages wait for locks in this worker",
                 *(run_named(name, self.request.id), waited, len(self._room)),
                 extra=fields("turn", task=name, task_id=self.request.id, key=self.key),
             )
