@@ -63,19 +63,22 @@ def is_enabled(app: Celery) -> bool:
         LockConfigError: The setting is neither True nor False.
     """
     conf: Any = app.conf
-    # Every run calls this. The setting is rarely set, and `conf.get` takes far longer to find that out.
     names = names_of(conf.prefix, "enabled")
-    enabled = next((settings[name] for settings in conf.maps for name in names if name in settings), True)
-    if not isinstance(enabled, bool):
-        resolve_settings(settings_of(app))  # raises a LockConfigError with the allowed values
-    return bool(enabled)
+    # Every run calls this. The setting is rarely set, and `conf.get` takes far longer to find that out.
+    for settings in conf.maps:
+        for name in names:
+            if name in settings:
+                if not isinstance(settings[name], bool):
+                    resolve_settings(settings_of(app))  # raises a LockConfigError with the allowed values
+                return bool(settings[name])
+    return True
 
 
 @functools.cache
-def names_of(prefix: str | None, setting: str) -> tuple[str, str]:
+def names_of(prefix: str | None, setting: str) -> tuple[str, ...]:
     """The names that a setting may have: the one with the prefix of the app's namespace, if any, and the plain one."""
     name = _SETTING + setting
-    return name if not prefix else prefix + (name.upper() if prefix.isupper() else name), name
+    return (prefix + (name.upper() if prefix.isupper() else name), name) if prefix else (name,)
 
 
 def client_of(app: Celery) -> Any:

@@ -218,13 +218,16 @@ class Connections:
         if self._is_closed:
             self._spare.clear()  # the spares may have late replies, which will never arrive
         try:
-            return self._spare_or_new()
+            # The most recent one, which may have a late reply to read. Popped here, because every run passes by.
+            return self._spare.pop() if self._spare else self._spare_or_new()
+        except IndexError:  # another thread has taken the last one
+            return self._take_connection()
         except NoConnectionFree:
             return self._wait_for_one()
 
     def _spare_or_new(self) -> Connection:
         try:
-            return self._spare.pop()  # the most recent one: it may have a late reply to read
+            return self._spare.pop()
         except IndexError:
             client: redis.Redis = self._client.client()  # type: ignore[no-untyped-call]
             return Connection(client)

@@ -101,7 +101,9 @@ class Sender:
             if isinstance(error, RedisError):
                 raise LockUnavailable(key, describe(error)) from error
             raise
-        self.outage_of(key).answered(command.script)
+        outage = self.outage_of(key)
+        if outage.since is not None:
+            outage.answered(command.script)
         return reply, sent_at, resent
 
     def ask_once(self, command: Command) -> Reply:

@@ -152,6 +152,9 @@ def binder(task: str, signature: inspect.Signature) -> Binder:
 def _digest_namer(task: str, parameters: Sequence[str], chosen: Sequence[str], remedy: str) -> Namer:
     """Return a function that makes a name from the task's name and a digest, which hides the chosen arguments."""
     check_parameters(task, "lock_args", chosen, parameters)
+    if not chosen:  # every call has the same name, so make it once: a digest costs more than the rest of a key
+        only = f"{task}:{digest(encode({}))}"
+        return lambda arguments: only
 
     def name(arguments: Arguments) -> str:
         shaped = {}

@@ -88,7 +88,7 @@ class Delivery(NamedTuple):
     def of(cls, request: Context) -> Delivery | None:
         """The `Delivery` that the main process put into `request`; None if there is no main process."""
         values = getattr(request, DELIVERY, None)
-        return cls._make(values) if isinstance(values, tuple) else None
+        return tuple.__new__(cls, values) if isinstance(values, tuple) else None
 
     @property
     def is_delivered_again(self) -> bool:

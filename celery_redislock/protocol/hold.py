@@ -138,7 +138,8 @@ class Hold(_Hold):
 
     def over(self) -> Self:
         """Nothing is left to do: the owner is gone, or the key belongs to the process that forked this one."""
-        return type(self)(self.demand, self.token, phase=Phase.OVER)
+        demand, token, *_ = self
+        return _made(type(self), (demand, token, None, None, None, Phase.OVER, 0, None, 0.0, None))
 
     # What is sent.
 

@@ -74,7 +74,8 @@ def before_body(
     except Exception as error:
         report(task, request, error)
         raise
-    _report_begin(execution.message.delivery)
+    if execution.message.delivery.acks_at_begin:
+        _report_begin(execution.message.delivery)
     return execution.joined is not None
 
 
