@@ -36,7 +36,7 @@ demo: $(STAMP)  ## Run the example app on its own server
 	@$(BIN)/python -m example_worker
 
 test: $(STAMP)  ## The tests on real servers and workers, except those of make compat, topologies and twins
-	@$(BIN)/python -m pytest -n 7 --dist loadfile $(IN_POOLS:%=--ignore=%)  # they mostly wait for servers and workers
+	@$(BIN)/python -m pytest -n 8 --dist loadfile $(IN_POOLS:%=--ignore=%)  # they mostly wait for servers and workers
 
 proof: $(STAMP)  ## The property tests with ten times as many steps, new ones each time; SEED=7 repeats them
 	@PROPERTIES=proof SEED=$(or $(SEED),$(shell date +%s)) $(BIN)/python -m pytest -n 3 --dist worksteal tests/properties
