@@ -18,7 +18,7 @@ __all__ = ["lock_acquired", "lock_conflict", "lock_lost", "lock_released", "lock
 lock_acquired = Signal(name="lock_acquired", providing_args=["lock", "waited"])
 
 #: A run or a publish has found its key held. Arguments: ``key`` (in Redis), ``holder`` (`LockInfo`), ``policy`` (what
-#: happens now: the name of a policy, ``"not a duplicate"`` for a copy, a successor or a message that has begun, or
+#: happens now: the name of a policy, ``"always waits"`` for a copy, a successor or a message that has begun, or
 #: ``"return existing"`` at a publish).
 lock_conflict = Signal(name="lock_conflict", providing_args=["key", "holder", "policy"])
 

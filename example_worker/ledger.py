@@ -45,7 +45,7 @@ class Refusal:
     child: Child
     at: float
     policy: str
-    """What happened to it: skip, retry, or not a duplicate."""
+    """What happened to it: skip, retry, or always waits."""
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,8 @@ class Outage:
             if self.since is None:
                 self.since, self._failing = time.monotonic(), script
                 logger.warning(
-                    "the lock server%s is unavailable: %s; until it is available again, lock_on_outage applies to "
-                    "runs, and held locks last until their deadlines",
+                    "the lock server%s is unavailable: %s; until it is available again, new runs follow their "
+                    "lock_on_outage, and running tasks keep their locks until the deadlines",
                     *(self._where, describe(error)),
                 )
             self.look_at = time.monotonic() + SHORTEST_PAUSE

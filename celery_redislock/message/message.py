@@ -178,7 +178,7 @@ class Message:
         """Have Celery put the unacked message back into the queue."""
         self.was_sent_back = True
         logger.warning(
-            "%s: could not publish its message again (%s); the broker delivers it again",
+            "%s: has to wait, but its message could not be published for later (%s); the broker delivers it again",
             *(self.name, describe(error)),
             extra=self.fields("not_sent_back"),
         )
@@ -195,7 +195,8 @@ class Message:
                 f"({describe(error)})",
             ) from error
         logger.warning(
-            "%s: could not publish its message again (%s); only this process has it, and keeps trying",
+            "%s: has to wait, but its message could not be published for later (%s); only this process has it, and "
+            "keeps trying to run it",
             *(self.name, describe(error)),
             extra=self.fields("not_sent_back"),
         )

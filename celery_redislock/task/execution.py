@@ -205,8 +205,8 @@ class Execution:
             options = {"expires": self.request.expires}
             return Claim(claim, reservation_ttl(plan.app, plan.options, options, self.task.expires))
         logger.warning(
-            "%s: the publisher reserved lock %s but this worker computes lock %s; the reservation is released. Do both "
-            "run the same version?",
+            "%s: the publisher reserved lock %s but this worker computes lock %s; the publisher's reservation is "
+            "released, and this run takes its own lock. Do both run the same version?",
             *(self.message.name, shown(str(header.key)), demand.key),
             extra=self.message.fields("other_key", key=demand.key),
         )

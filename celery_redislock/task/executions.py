@@ -85,7 +85,7 @@ class WorkerExecution(Execution):
         """End the run. Return only if it must ask for the key again, as its message can neither wait nor be sent."""
         holder = conflict.info(self.key)
         decision = _decide(self, conflict, holder)
-        policy = "not a duplicate" if isinstance(decision, ComeBack) else policy_for(holder, self.plan.options)
+        policy = "always waits" if isinstance(decision, ComeBack) else policy_for(holder, self.plan.options)
         self._announce(holder, policy)
         decision.end(self.message, holder, conflict)
 

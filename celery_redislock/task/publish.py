@@ -261,11 +261,11 @@ class Publication:
 
     def _answer_with(self, holder: LockInfo) -> LockedResult:
         """Send nothing, and return the result of the job that holds the key."""
-        task, policy = self._task, "return existing"
+        task = self._task
         about = fields("not_sent", task=task.name, key=holder.key, holder=holder.who, holder_id=holder.task_id)
-        text = "task %s: lock %s is held by %s; not sent: the caller gets that task's result (%s)"
-        logger.info(text, task.name, holder.key, holder.who, policy, extra=about)
-        signals.lock_conflict.send(sender=task, key=holder.key, holder=holder, policy=policy)
+        text = "task %s: lock %s is held by %s; not sent: the caller gets that task's result"
+        logger.info(text, task.name, holder.key, holder.who, extra=about)
+        signals.lock_conflict.send(sender=task, key=holder.key, holder=holder, policy="return existing")
         result = cast("LockedResult", task.AsyncResult(str(holder.task_id)))
         result.duplicate = True
         # As in Celery, `get()` must not wait for a result that is not stored.

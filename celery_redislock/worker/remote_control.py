@@ -229,7 +229,7 @@ class RunCounts:
             self._since = -math.inf
         logger.warning(
             "could not reach the lock server: messages were sent back to the broker %d times in the last %.0f s; "
-            "they run when it answers again",
+            "they run as soon as the lock server answers",
             *(self._sent_back, seconds),
         )
 

@@ -95,14 +95,14 @@ def test_complaint_2_a_retry_neither_loses_its_task_nor_is_stopped_by_its_own_lo
     assert ledger.items() == ["0", "1", "2", "3"]
     met = ledger.conflicts()
     assert len(met) >= 3
-    assert {(one["holder"], one["policy"]) for one in met} == {(own.id, "not a duplicate")}
+    assert {(one["holder"], one["policy"]) for one in met} == {(own.id, "always waits")}
     with tasks.again.lock_for("l", 0):
         begun = tasks.again.apply_async(("l", 2), retries=1)
         wait_until(lambda: len(ledger.conflicts()) > len(met), "the retry has met a stranger's lock")
         assert len(ledger.runs()) == 4
     assert begun.get(timeout=20) == 2
     assert ledger.items()[4:] == ["1", "2"]
-    assert {one["policy"] for one in ledger.conflicts()} == {"not a duplicate"}
+    assert {one["policy"] for one in ledger.conflicts()} == {"always waits"}
     assert ledger.overlaps() == []
 
 
@@ -171,7 +171,7 @@ def test_complaint_5_copies_neither_run_beside_the_first_run_nor_are_lost_when_i
     dying.process.send_signal(signal.SIGKILL)
     app.control.add_consumer(config.queue, destination=["w1@lab"])
     for worker, copy in {"w0": "a copy has met the dead run's lock", "w1": "another has met the second run's"}.items():
-        met = f"{result.id} on {worker}@lab; waiting in line (not a duplicate)"
+        met = f"{result.id} on {worker}@lab; waiting in line (always waits)"
         wait_until(lambda met=met: met in survivor.output(), copy)
     gate.open()
     assert result.get(timeout=20) == "item"

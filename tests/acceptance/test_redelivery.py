@@ -51,7 +51,7 @@ def dropped(worker, result):
 
 
 def came_back(worker, result):
-    return sum(f"[{result.id}]: lock" in line and "(not a duplicate)" in line for line in worker.output().splitlines())
+    return sum(f"[{result.id}]: lock" in line and "(always waits)" in line for line in worker.output().splitlines())
 
 
 def test_copies_from_the_visibility_timeout_meet_a_running_body_and_change_nothing(

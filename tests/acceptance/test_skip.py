@@ -92,7 +92,7 @@ def test_the_last_step_of_a_chain_is_not_skipped_where_its_first_step_runs_once_
     """As after a lost ack, with the note of its end lost too. The parent of the last step is the second."""
     last = tasks.once.apply_async(("k", "last"), root_id=holder.id, parent_id="second")
     wait_until(ledger.conflicts, "it has met the first step")
-    assert ledger.conflicts()[0]["policy"] == "not a duplicate"
+    assert ledger.conflicts()[0]["policy"] == "always waits"
     gate.open()
     assert last.get(timeout=20) == "last"
 

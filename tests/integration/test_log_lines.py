@@ -94,13 +94,13 @@ class TestWhatIsNext:
         [
             ("skip", {}, r"skipped: its result is REVOKED \(skip\)"),
             ("raise", {}, r"failed with LockConflict \(raise\)"),
-            ("wait", {}, r"trying again in \d\.\d\d s \(wait\)"),
-            ("join", {}, r"trying again in \d\.\d\d s \(join\)"),
+            ("wait", {}, r"cannot wait in this worker; trying again in \d\.\d\d s \(wait\)"),
+            ("join", {}, r"cannot wait in this worker; trying again in \d\.\d\d s \(join\)"),
             ("wait", IN_LINE, r"waiting in line \(wait\)"),
             ("join", IN_LINE, r"waiting in line \(join\)"),
             ("wait", {"expires": "2020-01-01T00:00:00"}, r"expired: its result is REVOKED \(wait\)"),
-            ("skip", {"retries": 1}, r"trying again in \d\.\d\d s \(not a duplicate\)"),
-            ("skip", {"retries": 1, **IN_LINE}, r"waiting in line \(not a duplicate\)"),
+            ("skip", {"retries": 1}, r"cannot wait in this worker; trying again in \d\.\d\d s \(always waits\)"),
+            ("skip", {"retries": 1, **IN_LINE}, r"waiting in line \(always waits\)"),
         ],
     )
     def test_one_line_says_it(self, app, task, deliver, ours, policy, request_, line):
@@ -168,7 +168,7 @@ class TestOutage:
         app.conf.broker_transport_options = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
         deliver(app, task(acks_late=True).name, "k")
         *_, said = ours()
-        assert "task lab.lines[id]: could not publish its message again (OperationalError: Error 111 " in said
+        assert "task lab.lines[id]: has to wait, but its message could not be published for later (Op" in said
         assert said.endswith("); the broker delivers it again")
         assert not [line for line in ours() if re.search(r"\.[.;:,)]", line)]
 
@@ -276,7 +276,7 @@ class TestNamesOfOthers:
         task = task(body, lock_on_conflict="skip")
         deliver(app, task.name, "k", id=id_, redelivered=True)  # it leaves a note, which names the attempt
         copy, other = (line for line in ours() if "is held by" in line)
-        assert " (not a duplicate)" in copy  # its own attempt
+        assert " (always waits)" in copy  # its own attempt
         assert " (skip)" in other
         lengths += [len(name) for name in locks.client.scan_iter()]
         assert max(map(len, ours())) < 1000
