@@ -92,7 +92,7 @@ $(TEXTLINT): prose/package.json | $(STAMP)
 prose: $(TEXTLINT)  ## The words of prose/words.yml in the documents and the code; FILES="README.md docs/lock.md" checks only these
 	@$(BIN)/node $(VENV)/node_modules/textlint/bin/textlint.js --config prose/textlint.json \
 		--rules-base-directory $(abspath $(VENV))/node_modules --format unix --no-color \
-		$(if $(FILES),--ignore-path /dev/null $(FILES),--ignore-path prose/not-yet.txt $(PROSE))
+		$(or $(FILES),$(PROSE))
 
 contracts: $(STAMP)  ## What the ports need of Celery, kombu, billiard and redis-py, with the newest releases and pre-releases
 	@$(BIN)/python -m nox --session contracts

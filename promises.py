@@ -18,7 +18,7 @@ class Promise(Enum):
     FREED = "However a run or a publish ends, no key stays locked"
     NO_TWINS = "No message runs while a copy of it runs"
     NOT_AGAIN = "No message runs again once it has finished"
-    NOT_DROPPED = "No task is dropped because a lock lapsed, a message came twice or Redis was away"
+    NOT_DROPPED = "No task is dropped because a lock lapsed, a message came twice or Redis was down"
     POLICY = "A duplicate meets its policy, and nothing else does"
     SERVED_ANEW = "A caller that has seen a run end is not answered with that run, and not skipped because of it"
     ANSWERED = "A publish is answered only with a job that its caller can wait for"
@@ -40,7 +40,7 @@ class Promise(Enum):
 class Excuse(StrEnum):
     """Why a promise may be broken: what no client of Redis and no user of Celery can prevent."""
 
-    ACKED_EARLY = "the message was acked early, and its process died or could not give it back"
+    ACKED_EARLY = "the message was acked early, and its process died or could not return it to the broker"
     DIED_BEFORE_ACK = "the process died between its last command and its ack"
     ACK_TOO_LATE = "the visibility timeout passed between the release and the ack"
     DISCONNECTED = "the connection to the broker was lost before the body began or after it ended, and with it the ack"
@@ -65,6 +65,6 @@ class Excuse(StrEnum):
     TAKEN_BY_KOMBU = "kombu had taken the message from the queue when its worker was killed"
     KEPT_BY_KOMBU = "the worker ended with the message, and kombu gave it to no other"
     KILLED_BEFORE_REDELIVERY = "the process was killed, so its key was free until the message was delivered again"
-    NOT_HANDED_OVER = "the key could not be handed over to the retry while the lock server was away"
+    NOT_HANDED_OVER = "the key could not be handed over to the retry while the lock server was down"
     NO_FREE_SLOT = "the worker of the waiting message had no free slot"
     SERVED_OTHERS = "the free slots went to messages that waited for other keys"
