@@ -89,7 +89,7 @@ def _end(message: Message, holder: LockInfo, conflict: Conflict, policy: str, re
         message.tell(holder, f"waiting in line ({policy})")
         raise Ended(Verdict(policy, reason, f"{error}; waiting in line", Place(message.demand, rank, header)))
     pause = message.pause(SHORTEST_PAUSE, LONGEST_PAUSE if message.delivery.may_wait else LONGEST_PAUSE_WHILE_FULL)
-    message.tell(holder, f"cannot wait in this worker; trying again in {pause:.2f} s ({policy})")
+    message.tell(holder, f"this worker cannot keep it waiting; trying again in {pause:.2f} s ({policy})")
     if message.send_back(pause, message.demand.key, rank=rank, **changes):
         raise Ended(Verdict(policy, reason, f"{error}; trying again later"))
 

@@ -45,7 +45,7 @@ EXECUTION = "redislock_execution"
 _any_run = False
 
 #: For the log: what happened to a release whose reply is an error, or was never read.
-UNREAD = "Redis refused to release its lock, or did not answer"
+UNREAD = "Redis has not confirmed the release of its lock"
 
 
 class Execution:
