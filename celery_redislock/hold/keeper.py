@@ -261,7 +261,7 @@ class LastWord(NamedTuple):
             keeper: The keeper of the lock's server.
             why: What happened to the first command, as text for the log.
         """
-        soon = f"the release is sent again until Redis accepts it, and the lock expires in {self.lock.lease:g} s"
+        soon = f"the release is sent again until Redis accepts it; the lock expires in at most {self.lock.lease:g} s"
         about = self.lock.fields("release_delayed")
         logger.warning("%s has ended, but %s; %s", self.lock.name, why, soon, extra=about)
         # The broker may be down too, with the ack unsent: write the note even if no copy was seen.
