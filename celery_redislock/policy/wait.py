@@ -88,8 +88,9 @@ def _end(message: Message, holder: LockInfo, conflict: Conflict, policy: str, re
     if header is not None:
         message.tell(holder, f"waiting in line ({policy})")
         raise Ended(Verdict(policy, reason, f"{error}; waiting in line", Place(message.demand, rank, header)))
+    why = "copies do not wait" if conflict.cannot_wait else "this worker has no room for more waiting messages"
     pause = message.pause(SHORTEST_PAUSE, LONGEST_PAUSE if message.delivery.may_wait else LONGEST_PAUSE_WHILE_FULL)
-    message.tell(holder, f"this worker cannot keep it waiting; trying again in {pause:.2f} s ({policy})")
+    message.tell(holder, f"{why}; trying again in {pause:.2f} s ({policy})")
     if message.send_back(pause, message.demand.key, rank=rank, **changes):
         raise Ended(Verdict(policy, reason, f"{error}; trying again later"))
 

@@ -120,7 +120,7 @@ def warn_of_leftovers(cls: type[Task[..., Any]], task: str, key: str) -> None:
         if (task, name) not in _said:
             _said.add((task, name))
             logger.warning(
-                "task %s: %s is an option of %s and has no effect here; instead, write %s.%s",
+                "task %s: the option %r belongs to %s and has no effect here; instead, set %s.%s",
                 *(task, name, _PLUGINS[name], _instead_of(name, value), key),
             )
 

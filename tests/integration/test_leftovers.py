@@ -50,7 +50,9 @@ ALL = " Its key is made of all its arguments."
 def test_a_leftover_is_named_with_what_to_write(define, options, plugin, instead):
     (name, *_) = options
     (said,) = define(**options)
-    assert said == f"task shop.f: {name} is an option of {plugin} and has no effect here; instead, write {instead}"
+    assert (
+        said == f"task shop.f: the option {name!r} belongs to {plugin} and has no effect here; instead, set {instead}"
+    )
 
 
 def test_it_is_said_once_in_a_process(define):

@@ -94,15 +94,15 @@ class TestWhatIsNext:
         [
             ("skip", {}, r"skipped: its result is REVOKED \(skip\)"),
             ("raise", {}, r"failed with LockConflict \(raise\)"),
-            ("wait", {}, r"this worker cannot keep it waiting; trying again in \d\.\d\d s \(wait\)"),
-            ("join", {}, r"this worker cannot keep it waiting; trying again in \d\.\d\d s \(join\)"),
+            ("wait", {}, r"this worker has no room for more waiting messages; trying again in \d\.\d\d s \(wait\)"),
+            ("join", {}, r"this worker has no room for more waiting messages; trying again in \d\.\d\d s \(join\)"),
             ("wait", IN_LINE, r"waiting in line \(wait\)"),
             ("join", IN_LINE, r"waiting in line \(join\)"),
             ("wait", {"expires": "2020-01-01T00:00:00"}, r"expired: its result is REVOKED \(wait\)"),
             (
                 "skip",
                 {"retries": 1},
-                r"this worker cannot keep it waiting; trying again in \d\.\d\d s \(always waits\)",
+                r"this worker has no room for more waiting messages; trying again in \d\.\d\d s \(always waits\)",
             ),
             ("skip", {"retries": 1, **IN_LINE}, r"waiting in line \(always waits\)"),
         ],
