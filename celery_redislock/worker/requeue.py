@@ -85,7 +85,7 @@ def publish(requests: Sequence[Request]) -> list[Request]:
     except Exception as error:  # noqa: BLE001 - each broker raises its own errors
         logger.warning("could not publish the messages that wait in this worker again: %s", describe(error))
         return []
-    logger.info("published %d messages again that waited in this worker", len(published))
+    logger.info("published the messages that waited in this worker again: %d", len(published))
     return published
 
 
