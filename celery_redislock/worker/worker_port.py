@@ -147,7 +147,11 @@ def survive_lost_connections(consumer: Any, on_failure: Callable[[], None]) -> N
     """Make `consumer` reconnect even if kombu fails to close a lost connection; `on_failure` is called then.
 
     Kombu 5.7 closes it twice. If a message is unacked and the broker is a Redis that cannot be reached, the second
-    close raises AttributeError, which would end the worker.
+    close raises AttributeError, which would end the worker. So does Celery 5.7 where a signal for a cold shutdown
+    stops the pool meanwhile; that shutdown goes on.
+
+    Raises:
+        WorkerTerminate: A cold shutdown has begun.
     """
     handle = consumer.on_connection_error_after_connected
 
@@ -155,6 +159,7 @@ def survive_lost_connections(consumer: Any, on_failure: Callable[[], None]) -> N
         try:
             handle(error)
         except AttributeError as failure:
+            state.maybe_shutdown()
             if failure.name != "hostname" or failure.obj is not None:
                 raise
             on_failure()

@@ -105,6 +105,24 @@ def test_a_cold_shutdown_frees_every_key_and_what_it_gives_back_runs_in_another_
 
 
 @on_every_broker
+def test_a_cold_shutdown_while_a_lost_connection_is_handled_ends_as_any_other(
+    broker_proxy, config, tasks, start_worker, ledger, running, no_key_is_left
+):
+    """Celery's own handler then looks at the pool, which the signal has stopped: a traceback, and the worker's end."""
+    config.settings["lab_quits_when_cut"] = True
+    first_worker = start_worker(2)
+    tasks.restarted.delay("k", "given back", 60)
+    running("given back")
+    broker_proxy.cut()
+    first_worker.wait()
+    assert "Traceback" not in first_worker.output()
+    wait_until(no_key_is_left, "the key is free", SOON)
+    config.settings["lab_quits_when_cut"] = False
+    start_worker(2)
+    wait_until(lambda: ledger.items() == ["given back", "given back"], "it runs again", SOON)
+
+
+@on_every_broker
 def test_a_soft_shutdown_lets_end_what_ends_in_time_and_gives_the_rest_back(
     config, tasks, start_worker, ledger, running, gate, no_key_is_left
 ):

@@ -13,7 +13,10 @@ from uuid import uuid4
 import pytest
 from celery import Celery
 from celery.app.amqp import AMQP
-from celery.worker import WorkController
+from celery.concurrency.prefork import TaskPool
+from celery.exceptions import WorkerTerminate
+from celery.platforms import EX_FAILURE
+from celery.worker import WorkController, state
 from celery.worker.consumer import Consumer
 from celery.worker.request import Request
 from kombu import Connection, Queue
@@ -189,6 +192,23 @@ def test_the_one_error_of_kombu_is_survived_and_every_other_is_raised():
     assert told == ["told"]
     with pytest.raises(AttributeError, match="somebody else"):
         consumer.on_connection_error_after_connected(OSError("other"))
+
+
+def test_a_cold_shutdown_that_stops_the_pool_while_a_lost_connection_is_handled_goes_on(app, monkeypatch):
+    pool = TaskPool(1, app=app)
+
+    def handle(error: BaseException) -> None:
+        if error.args == ("shutdown",):
+            monkeypatch.setattr(state, "should_terminate", EX_FAILURE)
+            pool.stop()
+        _ = pool.num_processes
+
+    consumer = SimpleNamespace(on_connection_error_after_connected=handle)
+    worker_port.survive_lost_connections(consumer, pytest.fail)
+    with pytest.raises(AttributeError, match="_processes"):
+        consumer.on_connection_error_after_connected(OSError("lost"))
+    with pytest.raises(WorkerTerminate):
+        consumer.on_connection_error_after_connected(OSError("shutdown"))
 
 
 def test_a_redis_broker_delivers_again_what_is_restored(broker_server):

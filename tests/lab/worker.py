@@ -10,6 +10,7 @@ from typing import Any
 
 from billiard.pool import Pool, TimeoutHandler
 from celery.signals import worker_process_init, worker_ready
+from kombu import Connection
 
 from celery_redislock import LockInfo
 from celery_redislock.hold.held_lock import HeldLock
@@ -74,6 +75,16 @@ if config.settings.get("lab_begins_late"):  # who is called begins when the file
 if config.settings.get("lab_slow_acks"):  # what children say is heard late: the results come first, as they may
     early_acks.HEARD_AFTER = 0.2
     early_acks.has_more_to_come = lambda: True
+
+
+if config.settings.get("lab_quits_when_cut"):  # SIGQUIT comes while Celery handles the loss of its connection
+    collect = Connection.collect
+
+    def _quit(*args: Any, **more: Any) -> None:
+        signal.raise_signal(signal.SIGQUIT)
+        collect(*args, **more)
+
+    Connection.collect = _quit  # type: ignore[method-assign]
 
 
 @worker_ready.connect
