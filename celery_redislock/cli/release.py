@@ -20,6 +20,7 @@ from .workers import Counts, Workers
 _HARM = {
     "held": "Its run is not stopped: it learns of the loss at its next renewal. Another run may start now.",
     "queued": "Its message stays: if it is still in the queue, it runs. A duplicate may be sent before it starts.",
+    "sending": "Its message is still sent, and runs. A duplicate may be sent before it starts.",
     "cooling": "The next run may start before the cooldown is over.",
     "offered": "The key goes to the next in line.",
 }

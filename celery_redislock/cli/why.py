@@ -23,7 +23,7 @@ from .sentences import Say, counted, duration, moment
 from .workers import Workers, patiently, redelivery
 
 #: What a key with the task's token says about the task, by the key's state.
-_TELLS = {"held": Say.HOLDS_SOMEWHERE, "queued": Say.QUEUED, "cooling": Say.COOLS}
+_TELLS = {"held": Say.HOLDS_SOMEWHERE, "queued": Say.QUEUED, "sending": Say.SENDING, "cooling": Say.COOLS}
 #: What to say about a message that neither waits nor runs, by what its worker does with it.
 _IN_WORKER = {"called": Say.CALLED, "reserved": Say.RESERVED, "scheduled": Say.SCHEDULED, "limited": Say.LIMITED}
 #: Why a message waits in line although its key is free, by what its worker lacks to run it.

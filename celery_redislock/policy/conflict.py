@@ -9,7 +9,7 @@ To add a policy, write its file and add its name to `POLICIES` and to `options.C
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from celery_redislock.errors import LockInfo
@@ -40,8 +40,9 @@ def on_conflict(
     """Decide what happens to a run whose key is held.
 
     Copies, successors, messages that have begun and messages with a reservation are not duplicates, so they wait.
-    A message also waits if its sender may have seen the holder's run end, or if the key is offered to a waiter,
-    which has not started and may never start. For all others the task's policy decides.
+    A message also waits if its sender may have seen the holder's run end, or if the holder has not started and may
+    never start: a waiter to which the key is offered, or a message that is still being sent. For all others the task's
+    policy decides.
 
     `is_own_copy` means that a holder runs the same attempt, from another delivery of this message. `has_ended` may ask
     the result backend: it is called only if no cheaper rule decides, and never for the policy ``wait``.
@@ -51,7 +52,7 @@ def on_conflict(
     if is_begun or message.attempt.retries or is_successor or message.is_owed_its_key:
         return ComeBack(is_begun)
     policy = policy_for(holder, options)
-    if policy != "wait" and any(one.state == "offered" or has_ended(one) for one in holder.holders):
+    if policy != "wait" and any(one.state in {"offered", "sending"} or has_ended(one) for one in holder.holders):
         return ComeBack(is_begun=False)
     return POLICIES[policy](message, holder, options)
 
@@ -114,36 +115,53 @@ class AskAgain(NamedTuple):
     passed: Passed
 
 
-def on_first(task: str, causes: frozenset[str], taken: Iterable[LockInfo], has_ended: HasEnded) -> Answer | AskAgain:
-    """Decide what happens to a publish of `task`, given who has the key and the place in the queue.
+class NotSent(NamedTuple):
+    """The job that has the key or the place may never be sent: its publisher has not said that it was.
 
-    `causes` are the ids of the tasks that caused the message, shortened as in tokens. A job that the caller may have
-    seen end cannot be the answer. Nor can one that caused the message, because the message must follow it.
-    `has_ended` is called only if the job's result would otherwise be the answer.
+    The publish asks again for a while, and then takes over what is reserved for that job.
     """
-    ended, preceding = set[str](), set[str]()
+
+
+def on_outstanding(
+    task: str, causes: frozenset[str], taken: Sequence[LockInfo], passed: Passed, has_ended: HasEnded
+) -> Answer | AskAgain | NotSent | None:
+    """Decide what happens to a publish of `task` that got neither the key nor the place in the queue.
+
+    A job that the caller may have seen end cannot be the answer. Nor can one that caused the message, because the
+    message must follow it. If the publish has already asked again and passed over some jobs, a job that the first
+    answer did not name is newer than the call, so the caller cannot have seen it end.
+
+    Args:
+        task: The task's name.
+        causes: The ids of the tasks that caused the message, shortened as in tokens.
+        taken: Who has the key and the place in the queue.
+        passed: What the publish has passed over.
+        has_ended: Called only if the job's result would otherwise be the answer, and only at the first answer.
+
+    Returns:
+        None if the message is sent without a reservation.
+    """
+    known, ended, preceding = passed.ended | passed.preceding, set[str](), set[str]()
     for job in taken:
         if not is_job(task, job) or follows(causes, job):
             preceding.add(str(job.task_id))
+        elif job.state == "sending":
+            if not passed.takes_over:
+                return NotSent()
+        elif known:
+            if job.task_id not in known:
+                return Answer(job)
         elif has_ended(job):
             ended.add(str(job.task_id))
         else:
             return Answer(job)
-    return AskAgain(Passed(frozenset(ended), frozenset(preceding)))
-
-
-def on_second(task: str, taken: Iterable[LockInfo], passed: Passed) -> Answer | None:
-    """Decide what happens to a publish of `task` that asked again and passed over some jobs.
-
-    None means that the message is sent without a reservation. A job that the first answer did not name is newer than
-    the call, so the caller cannot have seen it end.
-    """
-    known = passed.ended | passed.preceding
-    return next((Answer(job) for job in taken if is_job(task, job) and job.task_id not in known), None)
+    if known or not (ended or preceding):
+        return None
+    return AskAgain(passed._replace(ended=frozenset(ended), preceding=frozenset(preceding)))
 
 
 def is_job(task: str, holder: LockInfo) -> bool:
     """Whether `holder` is a job of `task` whose result can be given to the caller."""
     # Other processes cannot read an eager run's result (`apply()`). Unlike a worker's name, its host contains no "@".
-    has_a_result = holder.state == "queued" or "@" in (holder.hostname or "")
+    has_a_result = holder.state in {"queued", "sending"} or "@" in (holder.hostname or "")
     return holder.task == task and has_a_result and holder.task_id is not None and is_whole(holder.task_id)

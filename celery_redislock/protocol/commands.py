@@ -50,8 +50,9 @@ def acquire(
 def reserve(key: str, token: Token, ttl: float, passed: Passed, *, in_queue: bool) -> Command:
     """Reserve `key`, or the place in its queue, for `ttl` seconds. Arguments as for `LockStore.reserve`."""
     names, of_queue = keys_of(key), "queue" if in_queue else ""
-    ended, preceding = ("".join(f" {escape(task_id)} " for task_id in ids) for ids in passed)
-    values = (token.owner, token.value, _ms(ttl), token.task_field, ended, preceding)
+    ended, preceding = ("".join(f" {escape(task_id)} " for task_id in ids) for ids in passed[:2])
+    takes_over = "1" if passed.takes_over else ""
+    values = (token.owner, token.value, _ms(ttl), token.task_field, ended, preceding, takes_over)
     return Command(scripts.RESERVE, (key, names.line, names.queued), (of_queue, *values))
 
 

@@ -89,6 +89,8 @@ class Passed(NamedTuple):
     preceding: frozenset[str] = frozenset()
     """Jobs whose result cannot answer the call: those that the message must follow, other tasks' jobs, and runs whose
     result is out of reach."""
+    takes_over: bool = False
+    """Whether to take what is reserved for a job of the same task whose message has not been sent."""
 
 
 class Claim(NamedTuple):

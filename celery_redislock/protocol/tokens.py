@@ -18,11 +18,19 @@ from urllib.parse import quote, unquote
 
 #: The states of a key: the first character of its token. No other library's value begins with one of these: theirs are
 #: hexadecimal (redis-py), a UUID, a number or base64, and begin with a letter, a digit, "+" or "/".
-RUNS, SEEN, RESERVED, COOLING, OFFERED, CALLED = ">", "&", "~", "=", "?", "!"
-_STATES = {RUNS: "held", SEEN: "held", RESERVED: "queued", COOLING: "cooling", OFFERED: "offered", CALLED: "offered"}
-#: The states that a key enters without a change of owner, each with the previous state: a copy of the owner's message
-#: was seen; the room with the offer has called a waiter.
-_SAME_OWNER = {SEEN: RUNS, CALLED: OFFERED}
+RUNS, SEEN, RESERVED, SENDING, COOLING, OFFERED, CALLED = ">", "&", "~", "^", "=", "?", "!"
+_STATES = {
+    RUNS: "held",
+    SEEN: "held",
+    RESERVED: "queued",
+    SENDING: "sending",
+    COOLING: "cooling",
+    OFFERED: "offered",
+    CALLED: "offered",
+}
+#: The states that belong to the same owner as another state: a copy of the owner's message was seen; the message has
+#: not been sent yet; the room with the offer has called a waiter.
+_SAME_OWNER = {SEEN: RUNS, SENDING: RESERVED, CALLED: OFFERED}
 #: A field without a value. No escaped field equals it.
 NOTHING = "*"
 #: The maximum length of an id or a name in a token, in characters: a publisher could choose an id of a megabyte.
@@ -30,7 +38,7 @@ MAX_NAME = 200
 _PLAIN = re.compile(r"[\w.@:+,~-]+", re.ASCII).fullmatch
 _PUBLISH = re.compile(r"[\w-]{8}", re.ASCII).fullmatch
 _NONCE = re.compile(r"[\w-]{22}", re.ASCII).fullmatch
-_HEAD = re.compile(r"[>&~=?!]([\w-]{22})(?![^ ])", re.ASCII).match
+_HEAD = re.compile(r"[>&~^=?!]([\w-]{22})(?![^ ])", re.ASCII).match
 _HEAD_LENGTH = 23
 _FIELDS = 5
 
@@ -104,6 +112,11 @@ class Token(str):
         return _STATES[self[0]] if self.attempt or is_of_a_room else "held"
 
     @property
+    def is_reserved(self) -> bool:
+        """Whether a key that holds this token is reserved for a message, sent or not."""
+        return self.state in {"queued", "sending"}
+
+    @property
     def attempt(self) -> Attempt | None:
         """The attempt of the task that owns the token; None outside tasks."""
         return self._parsed.attempt
@@ -142,11 +155,11 @@ def mint(nonce: str, attempt: Attempt | str | None, origin: str, state: str = RU
         nonce: From `mint_nonce`. An execution's nonce is also known to the worker's main process.
         attempt: The attempt of the task, or its text; None outside tasks.
         origin: The host and the task's name, from `origin`. Callers make it once, not for each run.
-        state: `RESERVED` if the key is reserved for a message, which carries the nonce as its claim.
+        state: `RESERVED` if the key is reserved for a message, which carries the nonce as its claim; `SENDING` until
+            its publisher has sent the message.
     """
     text = f"{state}{nonce} {attempt or NOTHING} {int(time.time() * 1000)} {origin}"
-    value = text.encode()
-    return Token(text, value, nonce, value[:_HEAD_LENGTH])
+    return Token(text, text.encode(), nonce, f"{_SAME_OWNER.get(state, state)}{nonce}".encode())
 
 
 def known_by(nonce: str, state: str = RUNS) -> Token:

@@ -19,11 +19,12 @@ from celery.result import AsyncResult
 from celery_redislock import signals
 from celery_redislock.app import server_of
 from celery_redislock.errors import LockConfigError, LockInfo, LockUnavailable, fields, run_named, shown
+from celery_redislock.lock.lock_server import running_loop
 from celery_redislock.message.delivery import publish_time
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.options import KEY_OPTIONS, OPTIONS, meant_by
 from celery_redislock.policy import hands_over
-from celery_redislock.policy.conflict import Answer, on_first, on_second
+from celery_redislock.policy.conflict import Answer, AskAgain, NotSent, on_outstanding
 from celery_redislock.policy.join import has_ended
 from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.hold import Hold
@@ -44,6 +45,13 @@ Send = Callable[[Options], "LockedResult"]
 #: A publish with one of these options never gets another job's result: a caller waits for this very id, or other tasks
 #: follow it. A link that the worker sends has `parent_id` and `root_id`; a body's own `delay()` has neither.
 CONTINUATIONS = ("task_id", "group_id", "chord", "chain", "link", "link_error", "parent_id", "root_id")
+
+
+#: How long a job that another publisher is sending is waited for before it is taken over, in seconds. A publish that
+#: succeeds is faster, even if it has to connect to a distant broker first.
+PATIENCE = 1.0
+#: The shortest and the longest pause between two questions about such a job, in seconds.
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.002, 0.064
 
 
 def is_bare(options: Options) -> bool:
@@ -174,7 +182,8 @@ class Publication:
         """Reserve the key or the place in the queue, and send the message, unless a job is outstanding."""
         self._options = {**self._options, "task_id": self._options.get("task_id") or uuid()}
         place = keys_of(key).queued
-        self.hold = Hold(Demand(key), self._token(tokens.mint_nonce(), socket.gethostname()), place=place)
+        token = self._token(tokens.mint_nonce(), socket.gethostname(), tokens.SENDING)
+        self.hold = Hold(Demand(key), token, place=place)
         try:
             answer = self._reserve(key) if self._is_bare else self._reserve_if_free(key, place)
         except LockUnavailable as error:
@@ -198,22 +207,27 @@ class Publication:
         return Reserved(reserved) if isinstance(answer, Granted) else None
 
     def _reserve(self, key: str) -> Reserved | Answer | None:
-        """Reserve the key or the place in the queue, or find the job whose result the caller gets, in at most two
-        commands.
+        """Reserve the key or the place in the queue, or find the job whose result the caller gets.
+
+        That takes at most two commands, but for a job that another publisher is sending at this moment. Such a job is
+        waited for, and taken over if it is not sent soon: its publisher may have died.
 
         None means that the message is sent without a reservation: the job that has the place cannot be the answer.
         """
-        task, cools_down = self._task, self._plan.options.cooldown > 0
-        found = self._ask(Passed())
-        if isinstance(found, Reserved):
-            return found
-        decision = on_first(task.name, self._causes, found.info(key), partial(has_ended, task, cools_down=cools_down))
-        if isinstance(decision, Answer):
-            return decision
-        found = self._ask(decision.passed)
-        if isinstance(found, Reserved):
-            return found
-        return on_second(task.name, found.info(key), decision.passed)
+        task, passed, ends, pause = self._task, Passed(), time.monotonic() + PATIENCE, SHORTEST_PAUSE
+        ended = partial(has_ended, task, cools_down=self._plan.options.cooldown > 0)
+        while isinstance(found := self._ask(passed), Outstanding):
+            match on_outstanding(task.name, self._causes, found.info(key), passed, ended):
+                case AskAgain() as decision:
+                    passed = decision.passed
+                case NotSent() if time.monotonic() >= ends or running_loop() is not None:
+                    passed = passed._replace(takes_over=True)
+                case NotSent():
+                    time.sleep(pause)
+                    pause = min(2 * pause, LONGEST_PAUSE)
+                case answer:
+                    return answer
+        return found
 
     def _ask(self, passed: Passed) -> Reserved | Outstanding:
         store = server_of(self._plan.app).store
@@ -242,8 +256,9 @@ class Publication:
         except BaseException:
             server.store.undo(self.hold.undo())
             raise
-        # So far the reservation lasts for one lease only, because the publisher may die before it has sent the message.
-        # If the message has already started, its run holds the key under its own nonce, and the command does nothing.
+        # So far the reservation lasts for one lease only, and other publishers may take it over, because this one may
+        # die before it has sent the message. The renewal ends both. If the message has already started, its run holds
+        # the key under its own nonce, and the command does nothing.
         ends, command = time.monotonic() + self._plan.options.lease, commands.renew([(reserved, token, ttl)])
         try:
             server.send_late(
@@ -272,12 +287,12 @@ class Publication:
         result.ignored = self._options.get("ignore_result", task.ignore_result)
         return result
 
-    def _token(self, claim: str, hostname: str | None) -> Token:
+    def _token(self, claim: str, hostname: str | None, state: str = tokens.RESERVED) -> Token:
         """The token of the message's reservation. It names the message's attempt as the execution will."""
         options = self._options
         nesting = options.get("replaced_task_nesting") or 0
         attempt = Attempt(str(options["task_id"]), options.get("retries") or 0, nesting, self._header.publish)
-        return tokens.mint(claim, attempt, self._plan.origin(hostname), tokens.RESERVED)
+        return tokens.mint(claim, attempt, self._plan.origin(hostname), state)
 
     def _reservation_ttl(self) -> float:
         return reservation_ttl(self._plan.app, self._plan.options, self._options, self._task.expires)

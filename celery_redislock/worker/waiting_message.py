@@ -147,13 +147,13 @@ class WaitingMessage(Waiter):
 
     def need_not_wait(self, holders: Sequence[Token]) -> bool:
         """Whether the key was handed over to this message, or the task it has joined no longer holds the key."""
-        if any(one.state == "queued" and one.owner == self.claim for one in holders):
+        if any(one.is_reserved and one.owner == self.claim for one in holders):
             return True
         return self.joins is not None and not any(self._may_be_joined(one) for one in holders)
 
     def _may_be_joined(self, holder: Token) -> bool:
         """Whether `holder` is the task that the message has joined, or a reservation that may belong to that task."""
-        return holder.state == "queued" or (holder.state == "held" and info_of(holder, "", None).task_id == self.joins)
+        return holder.is_reserved or (holder.state == "held" and info_of(holder, "", None).task_id == self.joins)
 
     def take_turn(self, *, called: bool) -> None:
         """Run the message again in the pool, because it was called to its key or has stopped waiting."""

@@ -22,7 +22,7 @@ from celery_redislock.cli import workers
 from celery_redislock.cli.commands import locks as group
 from celery_redislock.cli.sentences import Say
 from celery_redislock.protocol import tokens
-from celery_redislock.protocol.tokens import Attempt
+from celery_redislock.protocol.tokens import SENDING, Attempt
 from tests.conftest import every
 from tests.lab.app import make_app
 from tests.lab.kinds import needs_one_server
@@ -409,6 +409,9 @@ def test_a_job_whose_message_no_worker_has_yet_is_told_that_its_key_is_kept_and_
     app = make_app(config)
     queued = app.tasks["lab.cooling_job"].delay("k")
     why(queued, Say.QUEUED, Say.KEPT, of=app)
+    key = app.tasks["lab.cooling_job"].lock_for("k").key
+    server_of(app).client.setrange(key, 0, SENDING)  # as a publisher leaves it that dies before it says more
+    why(queued, Say.SENDING, Say.KEPT, of=app)
     start_worker(1)
     why(queued, Say.COOLS, Say.KEPT, of=app)
     server_of(app).stop()

@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
@@ -16,9 +17,11 @@ from kombu.exceptions import OperationalError
 
 from celery_redislock import LockedResult, LockedTask, LockKeyError, LockUnavailable, signals
 from celery_redislock.connection.store import LockStore
+from celery_redislock.policy.conflict import on_outstanding
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.names import Demand, keys_of
 from celery_redislock.protocol.tokens import Attempt
+from celery_redislock.task import publish
 from celery_redislock.testing import busy
 from tests.lab.app import Config, make_app
 from tests.lab.servers import free_port, wait_until
@@ -132,6 +135,18 @@ def test_a_continued_publish_takes_a_free_key_too(tasks, waiting):
     assert (later.duplicate, later.id, waiting()) == (True, chained.parent.id, 1)
 
 
+@pytest.mark.parametrize("name", SCOPES)
+def test_where_the_broker_is_stopped_fifty_callers_get_fifty_errors(name, config, locks):
+    """None is answered with the id of a task that another caller could not send."""
+    config.broker = f"redis://127.0.0.1:{free_port()}/0"
+    config.settings["task_publish_retry_policy"] = {"max_retries": 1, "interval_start": 0.1}
+    task = make_app(config).tasks[f"lab.{name}"]
+    with ThreadPoolExecutor(50) as callers:
+        errors = [call.exception() for call in [callers.submit(task.delay, "k") for _ in range(50)]]
+    assert {type(error) for error in errors} == {OperationalError}
+    assert locks.client.keys() == []
+
+
 class TestTheKeyOfAMessage:
     def test_lives_for_lock_queue_ttl(self, tasks, ttl):
         tasks.job.delay("k")
@@ -188,10 +203,11 @@ class TestTheKeyOfAMessage:
         finally:
             del tasks.job.expires
 
-    def test_lives_for_a_lease_until_the_message_is_out(self, config, locks, monkeypatch):
-        """A publisher that dies in between blocks nobody for longer."""
-        started = multiprocessing.get_context("spawn").Event()
-        publisher = multiprocessing.get_context("spawn").Process(target=publish_and_hang, args=(config.dump(), started))
+    def test_is_taken_over_if_its_publisher_died_before_it_sent_the_message(self, config, locks, waiting):
+        """It would otherwise block the job for a lease, and callers would get the id of a task that never runs."""
+        spawn = multiprocessing.get_context("spawn")
+        started, never = spawn.Event(), spawn.Event()
+        publisher = spawn.Process(target=publish_slowly, args=(config.dump(), started, never))
         publisher.start()
         assert started.wait(30)
         os.kill(publisher.pid, signal.SIGKILL)
@@ -199,11 +215,11 @@ class TestTheKeyOfAMessage:
         (key,) = locks.client.keys()
         assert 0 < locks.client.ttl(key) <= 30
         app = make_app(config)
+        assert app.tasks["lab.job"].lock_info("k").state == "sending"
         again = app.tasks["lab.job"].delay("k")
-        assert again.duplicate is True  # until that lease is over
-        locks.client.pexpire(key, 1)
-        wait_until(lambda: not locks.client.exists(key), "the lease is over")
-        assert app.tasks["lab.job"].delay("k").duplicate is False
+        assert (again.duplicate, waiting()) == (False, 1)
+        assert (app.tasks["lab.job"].delay("k").id, waiting()) == (again.id, 1)
+        assert locks.client.ttl(key) > 30
 
     @pytest.mark.parametrize("name", SCOPES)
     def test_is_free_before_the_error_of_a_failed_publish_leaves(self, name, config, locks):
@@ -231,16 +247,19 @@ class TestTheKeyOfAMessage:
         assert (locks.client.keys(), waiting()) == ([], 0)
 
 
-def publish_and_hang(config: str, started) -> None:
+def publish_slowly(config: str, started, goes_on) -> None:
+    """Publish a message that reaches the broker only once the event `goes_on` is set."""
     import json
 
     app = make_app(Config(**json.loads(config)))
+    send = app.send_task
 
-    def hang(*args, **kwargs):
+    def send_late(*args, **kwargs):
         started.set()
-        time.sleep(60)
+        goes_on.wait(60)
+        return send(*args, **kwargs)
 
-    app.send_task = hang
+    app.send_task = send_late
     app.tasks["lab.job"].delay("k")
 
 
@@ -511,3 +530,41 @@ def test_a_receiver_that_fails_never_harms_a_publish(tasks, lock_proxy, signal):
         signal.disconnect(fail)
     assert told == [signal.providing_args]
     assert (second.id == first.id) == (signal is signals.lock_conflict), "answered, or sent all the same"
+
+
+class TestAJobThatIsBeingSent:
+    """Its publisher has reserved the key, and has not said that the message is out."""
+
+    @pytest.fixture
+    def sending(self, config, locks):
+        """Publishes, in a process of its own, a message that is not out before the event is set."""
+        spawn = multiprocessing.get_context("spawn")
+        started, goes_on = spawn.Event(), spawn.Event()
+        publisher = spawn.Process(target=publish_slowly, args=(config.dump(), started, goes_on))
+        publisher.start()
+        assert started.wait(30)
+        yield goes_on
+        goes_on.set()
+        publisher.join()
+
+    def test_is_waited_for(self, sending, tasks, waiting, monkeypatch):
+        """A slow publish is no reason for a second job."""
+        asked = threading.Semaphore(0)
+        monkeypatch.setattr(publish, "PATIENCE", 60.0)
+        monkeypatch.setattr(publish, "on_outstanding", lambda *args: (asked.release(), on_outstanding(*args))[1])
+        with ThreadPoolExecutor(8) as callers:
+            results = [callers.submit(tasks.job.delay, "k") for _ in range(8)]
+            for _ in range(16):
+                assert asked.acquire(timeout=30)
+            sending.set()
+            published = [result.result() for result in results]
+        assert all(result.duplicate for result in published)
+        assert (len({result.id for result in published}), waiting()) == (1, 1)
+
+    def test_is_not_waited_for_in_an_event_loop(self, sending, tasks, waiting, monkeypatch):
+        async def call():
+            return tasks.job.delay("k")
+
+        monkeypatch.setattr(time, "sleep", pytest.fail)
+        mine = asyncio.run(call())
+        assert (mine.duplicate, waiting()) == (False, 1)

@@ -54,6 +54,8 @@ class Reserve(NamedTuple):
     """The ids of the jobs whose end the publisher may have seen."""
     preceding: frozenset[str] = frozenset()
     """The ids of the jobs that the message is to follow, so that it is no duplicate of them."""
+    takes_over: bool = False
+    """Whether to take what is reserved for a message that has not been sent."""
 
     @property
     def limit(self) -> int:
@@ -61,10 +63,11 @@ class Reserve(NamedTuple):
 
 
 class Renew(NamedTuple):
-    """Give a permit its lease again."""
+    """Give a permit its lease again. If it is reserved for a message, that message has been sent."""
 
     nonce: str
     permit: int = 1
+    """The number of the permit; 0 for the place in the queue."""
 
 
 class Release(NamedTuple):

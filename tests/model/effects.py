@@ -72,11 +72,11 @@ def reserve(server: Server, command: Reserve, mistakes: Mistakes) -> Effect:
     if place_is_over:
         server = server._replace(queued=None)
     if (key is None or key_is_over) and not server.line:
-        return Effect(Tag.GRANTED, server.put(1, Key(command.claim, command.attempt)), 1)
+        return Effect(Tag.GRANTED, server.put(1, Key(command.claim, command.attempt, sending=True)), 1)
     if server.queued is not None:
         return _told(server)
     if Mistake.OTHERS_LEAVE_NO_PLACE not in mistakes:
-        server = server._replace(queued=Key(command.claim, command.attempt))
+        server = server._replace(queued=Key(command.claim, command.attempt, sending=True))
     freed = [1] if key is None or key_is_over else []
     return Effect(Tag.QUEUED, _freed(server, freed, mistakes))
 
@@ -90,7 +90,13 @@ def _heeded(server: Server, mistakes: Mistakes) -> list[Key]:
 def _is_outstanding(one: Key, command: Reserve, mistakes: Mistakes) -> bool:
     if Mistake.NEWER_JOB_IS_OVERWRITTEN in mistakes and command.ended and one.is_reserved:
         return False
-    return one.attempt.task_id not in command.ended | command.preceding
+    return one.attempt.task_id not in command.ended | command.preceding and not _is_taken_over(one, command, mistakes)
+
+
+def _is_taken_over(one: Key, command: Reserve, mistakes: Mistakes) -> bool:
+    """Whether the publisher takes over what is reserved for a message that has not been sent."""
+    is_unsent = one.sending or (one.is_reserved and Mistake.SENT_IS_TAKEN_OVER in mistakes)
+    return command.takes_over and is_unsent and one.attempt.task_id not in command.preceding
 
 
 def _is_over(one: Key | None, command: Reserve, mistakes: Mistakes) -> bool:
@@ -98,6 +104,8 @@ def _is_over(one: Key | None, command: Reserve, mistakes: Mistakes) -> bool:
     if one is None or one.member:
         return False
     if Mistake.NEWER_JOB_IS_OVERWRITTEN in mistakes and command.ended and one.is_reserved:
+        return True
+    if _is_taken_over(one, command, mistakes):
         return True
     return one.attempt.task_id in command.ended and (one.is_reserved or Mistake.ENDED_RUN_IS_OVERWRITTEN in mistakes)
 
@@ -263,8 +271,11 @@ def leave(server: Server, command: Leave, mistakes: Mistakes) -> Effect:
 
 
 def renew(server: Server, command: Renew, mistakes: Mistakes) -> Effect:
-    key = server.permits[command.permit - 1]
+    key = server.permits[command.permit - 1] if command.permit else server.queued
     if key is not None and (key.nonce == command.nonce or Mistake.RENEW_WITHOUT_OWNER_CHECK in mistakes):
+        if Mistake.SENT_IS_NOT_SAID not in mistakes:
+            key = key._replace(sending=False)
+        server = server.put(command.permit, key) if command.permit else server._replace(queued=key)
         return Effect(Tag.KEPT, server, command.permit)
     return Effect(Tag.LOST, server)
 

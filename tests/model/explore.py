@@ -122,6 +122,7 @@ def explore(
         mistakes,
         excuses,
         bool(scenario.publishers) and scenario.faults.spares_jobs,
+        publishes_are_slow=scenario.faults.slow_publishes > 0,
     )
     start = World.of(scenario.messages, scenario.faults, scenario.publishers, max(scenario.limits))
     states = exploration.states
@@ -166,7 +167,7 @@ def _broken_in(world: World, limits: Sequence[int], excuses: Set[Excuse]) -> Pro
         return Promise.RESERVED
     if not world.is_over:
         return None
-    if history.answered - history.finished - history.settled - history.failed - given_up:
+    if history.answered - history.finished - history.settled - given_up:
         return Promise.ANSWERED
     dropped = history.published - history.finished - history.settled - given_up
     return Promise.NOT_DROPPED if dropped else None

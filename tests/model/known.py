@@ -63,7 +63,10 @@ def holder(key: Key, mistakes: Set[Mistake] = frozenset()) -> LockInfo:
     if key.room:
         state = "held" if Mistake.OFFER_IS_A_HOLDER in mistakes else "offered"
         return LockInfo("key", None, None, "w@host", None, None, state)
-    state = "queued" if key.is_reserved else "held"
+    state = "held"
+    if key.is_reserved:
+        unheeded = {Mistake.UNSENT_IS_AN_ANSWER, Mistake.UNSENT_IS_A_HOLDER}
+        state = "sending" if key.sending and not unheeded & mistakes else "queued"
     return LockInfo("key", key.attempt.task_id, "task", "w@host", None, None, state)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Set
 from enum import Enum
 from typing import NamedTuple
 
-from celery_redislock.policy.conflict import Answer, on_first, on_second
+from celery_redislock.policy.conflict import Answer, NotSent, on_outstanding
 from celery_redislock.protocol.scripts import Passed, Tag
 from promises import Promise
 
@@ -55,11 +55,13 @@ class Publishing:
     Args:
         mistakes: The mistakes that the publishers make.
         promises_one_job: Whether nothing can happen that makes a job's reservation end before the job.
+        are_slow: Whether a publisher may be so slow that another one takes its reservation over.
     """
 
-    def __init__(self, mistakes: Set[Mistake], *, promises_one_job: bool) -> None:
+    def __init__(self, mistakes: Set[Mistake], *, promises_one_job: bool, are_slow: bool) -> None:
         self.mistakes = mistakes
         self.promises_one_job = promises_one_job
+        self.are_slow = are_slow
 
     def of(self, world: World, one: Publisher) -> Iterator[Step]:
         """What the publisher `one` may do next, and that it may die."""
@@ -81,8 +83,7 @@ class Publishing:
                 if world.faults.may("failed_publishes"):
                     yield from self._fail(gone.spend("failed_publishes"), one)
             case Stage.SENT:
-                command = Renew(one.claim)
-                yield Step(f"the publisher of {one.message} lets the key live longer", gone, (world.server, command))
+                yield self._say_sent(gone, one)
         if world.faults.may("deaths"):
             dead = gone.spend("deaths").remember("failed", one.message.attempt)
             yield Step(f"the publisher of {one.message} dies {one.stage.value}", dead)
@@ -103,12 +104,12 @@ class Publishing:
 
     def _outstanding(self, world: World, one: Publisher, holders: tuple[Key, ...], asked: tuple[object, ...]) -> Step:
         causes = frozenset({one.message.parent} - {""})
-        taken = [known.holder(key) for key in holders]
-        decision: object
-        if one.stage is Stage.PASSES:
-            decision = on_second("task", taken, one.passed)
-        else:
-            decision = on_first("task", causes, taken, lambda holder: self._has_ended(world, holder.task_id))
+        taken = [known.holder(key, self.mistakes - {Mistake.UNSENT_IS_A_HOLDER}) for key in holders]
+        decision = on_outstanding(
+            *("task", causes, taken, one.passed), lambda holder: self._has_ended(world, holder.task_id)
+        )
+        if isinstance(decision, NotSent):
+            return self._be_patient(world, one, next(key for key in holders if key.sending), asked)
         if decision is None:
             sent = world.remember("published", one.message.attempt).enqueue(one.message._replace(claim=""))
             return Step(f"{one.message} is sent without a place", sent, asked, self._second_job(world, one))
@@ -120,6 +121,26 @@ class Publishing:
         label = f"the publisher of {one.message.attempt} is answered with {job}"
         broken = Promise.SERVED_ANEW if one.message.after == job.task_id else None
         return Step(label, world.remember("answered", job), asked, broken)
+
+    def _be_patient(self, world: World, one: Publisher, holder: Key, asked: tuple[object, ...]) -> Step:
+        """Ask again, until the job has been sent or its publisher has been given the time for it."""
+        lives = any(other.claim == holder.nonce for other in world.publishers)
+        one = one._replace(hold=one.hold._replace(asks=0))  # how often it has asked must not make another state
+        if lives and not world.faults.may("slow_publishes"):
+            waits = world.put_publisher(one, Stage.PASSES)
+            return Step(f"the publisher of {one.message.attempt} waits for {holder.attempt} to be sent", waits, asked)
+        world = world.spend("slow_publishes") if lives else world
+        takes = one._replace(passed=one.passed._replace(takes_over=True))
+        label = f"the publisher of {one.message.attempt} is to take {holder.attempt} over"
+        return Step(label, world.put_publisher(takes, Stage.PASSES), asked)
+
+    def _say_sent(self, world: World, one: Publisher) -> Step:
+        command = Renew(one.claim, 0 if one.message.queued else 1)
+        effect = apply(world.server, command, self.mistakes)
+        after, is_kept = world._replace(server=effect.server), effect.reply is Tag.KEPT
+        if self.promises_one_job and self.are_slow and is_kept:
+            after = after.remember("jobs", one.message.attempt)
+        return Step(f"the publisher of {one.message} says that it is sent", after, (world.server, command))
 
     def _has_ended(self, world: World, task_id: str | None) -> bool:
         ended = any(attempt.task_id == task_id for attempt in world.history.stored)
@@ -134,7 +155,9 @@ class Publishing:
     def _send(self, world: World, one: Publisher) -> Step:
         sent, broken = world.remember("published", one.message.attempt), None
         if self.promises_one_job:
-            sent, broken = sent.remember("jobs", one.message.attempt), self._second_job(world, one)
+            is_overtaken = self.are_slow and not any(key.nonce == one.claim for key in world.server.reserved)
+            broken = None if is_overtaken else self._second_job(world, one)
+            sent = sent if self.are_slow else sent.remember("jobs", one.message.attempt)
         sent = sent.enqueue(one.message).put_publisher(one, Stage.SENT)
         return Step(f"the publisher sends {one.message}", sent, None, broken)
 

@@ -18,7 +18,7 @@ from celery_redislock.protocol.scripts import Claim as ClaimOfMessage
 from celery_redislock.protocol.scripts import Command as SentCommand
 from celery_redislock.protocol.scripts import Note, Passed, Tag
 from celery_redislock.protocol.scripts import Reply as ReplyOfScript
-from celery_redislock.protocol.tokens import RESERVED, RUNS, SEEN, Attempt, Token, known_by
+from celery_redislock.protocol.tokens import RESERVED, RUNS, SEEN, SENDING, Attempt, Token, known_by
 
 from .commands import (
     Acquire,
@@ -149,9 +149,9 @@ class Keys:
                     call=self.call(command) if command.room else None,
                     claim=ClaimOfMessage(real(command.claim), NEW_LEASE) if command.claim else None,
                 )
-            case Reserve(claim, attempt, ended, preceding):
-                passed = Passed(ended, preceding)
-                return commands.reserve(KEY, self.token(claim, attempt), NEW_LEASE, passed, in_queue=False)
+            case Reserve(claim, attempt, ended, preceding, takes_over):
+                passed = Passed(ended, preceding, takes_over)
+                return commands.reserve(KEY, self.sending(claim, attempt), NEW_LEASE, passed, in_queue=False)
             case Release(nonce, over, unseen_copy):
                 left = Note(note(over), in_any_case=unseen_copy) if over else None
                 if nonce[0] == "!":
@@ -164,11 +164,12 @@ class Keys:
                 left = Note(note(over), in_any_case=unseen_copy) if over else None
                 return commands.hand_over(demand, owner(nonce), self.token(claim, attempt), NEW_LEASE, left)
             case GiveUp(claim, exactly=Attempt() as attempt):
-                return commands.release(demand, self.token(claim, attempt).value, place=QUEUED)
+                return commands.release(demand, self.sending(claim, attempt).value, place=QUEUED)
             case GiveUp(claim, is_to_come):
                 return commands.give_up(demand, real(claim), is_to_come=is_to_come)
             case Renew(nonce, permit):
-                return commands.renew([(keys_of(KEY).permit(permit), owner(nonce), NEW_LEASE)])
+                name = keys_of(KEY).permit(permit) if permit else QUEUED
+                return commands.renew([(name, owner(nonce), NEW_LEASE)])
             case Enter(room, rank):
                 return commands.enter(demand, self.room(room), rank)
             case Stand(room, rank, next_rank):
@@ -198,7 +199,7 @@ class Keys:
             member = self.member(key.member)
             return tokens.call(member, key.rank, key.number) if key.nonce[0] == "!" else member
         token = self.token(key.nonce, key.attempt, key.times)
-        return SEEN + token[1:] if key.marked else token
+        return f"{SEEN if key.marked else SENDING}{token[1:]}" if key.marked or key.sending else token
 
     def room(self, room: str) -> Token:
         return self.rooms.setdefault(room, tokens.of_room(real(room), "host"))
@@ -213,6 +214,10 @@ class Keys:
     def token(self, nonce: str, attempt: Attempt, times: int = 0) -> Token:
         minted = tokens.mint(real(nonce), attempt, tokens.origin(f"w{times}@host", "shop.bill"), state(nonce))
         return self.tokens.setdefault((nonce, attempt, times), minted)
+
+    def sending(self, claim: str, attempt: Attempt) -> Token:
+        """The token of a publisher that has not sent its message."""
+        return Token.of(SENDING + self.token(claim, attempt)[1:])
 
 
 def real(nonce: str) -> str:
@@ -310,6 +315,8 @@ def longest_place(server: Server, command: Command, effect: Effect) -> float:
     if queued is None:
         return 0.0
     is_mine = isinstance(command, Acquire | Reserve) and queued.nonce == command.claim
+    if isinstance(command, Renew):
+        return NEW_LEASE if command.permit == 0 and effect.reply is Tag.KEPT else OLD_LEASE
     is_new = queued != server.queued or (isinstance(command, Acquire) and effect.reply is Tag.CONFLICT)
     return NEW_LEASE if is_mine and is_new else OLD_LEASE
 
@@ -318,6 +325,7 @@ def small_places() -> list[tuple[Server, Command]]:
     """Every command that has to do with the place in the queue, in every state of it and of the key."""
     others = [Key("?r1", NOBODY), Key("!r1", NOBODY, rank=10)]
     jobs = [Key(nonce, Attempt(nonce, 0, 0)) for nonce in ("n1", "n2", "h1", "h2")]
+    jobs += [job._replace(sending=True) for job in jobs if job.is_reserved]
     again = Key("n8", Attempt("h2", 0, 0))  # the job that was queued with the claim h2, and runs by now
     commands: list[Command] = [
         *(
@@ -326,6 +334,11 @@ def small_places() -> list[tuple[Server, Command]]:
             for ended in ((), ("h2",), ("n2",), ("n2", "h2"))
             for preceding in ((), ("n1",))
         ),
+        *(
+            Reserve("h9", Attempt("h9", 0, 0), frozenset(), frozenset(preceding), takes_over=True)
+            for preceding in ((), ("h2",))
+        ),
+        *(Renew("h1", permit) for permit in (0, 1)),
         *(Acquire("n1", Attempt("n1", 0, 0), reads_note, claim="h1") for reads_note in (False, True)),
         *(GiveUp("h1", is_to_come) for is_to_come in (False, True)),
         HandOver("n1", None, False, "h7", Attempt("n1", 1, 0)),

@@ -154,6 +154,13 @@ FOLLOWED_JOB = Scenario(
     Faults(),
     (Publisher(Message(A)), Publisher(Message(STRANGER))),
 )
+SLOW_PUBLISH = Scenario(
+    "two publishers of one job, one of which may be slow, and a message that skips duplicates",
+    (Message(NEXT, policy="skip"),),
+    dict.fromkeys((A, NEXT, STRANGER), (SUCCESS,)),
+    Faults(2, slow_publishes=1, failed_publishes=1),
+    (Publisher(Message(A)), Publisher(Message(STRANGER))),
+)
 
 SENT_BACK_TWICE = Scenario(
     "two strangers whose rooms are full, and a message that is sent back twice at once",
@@ -354,6 +361,7 @@ SCENARIOS = (
     ONE_JOB,
     JOB_AMONG_OTHERS,
     FOLLOWED_JOB,
+    SLOW_PUBLISH,
     SENT_BACK_TWICE,
     OLD,
     REUSED,

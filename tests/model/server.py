@@ -27,6 +27,8 @@ class Key(NamedTuple):
     """What tells that one from others of its room with the same rank."""
     times: int = 0
     """How many times its owner had minted its token anew."""
+    sending: bool = False
+    """The permit, or the place, is reserved for a message that its publisher has not said to be sent."""
 
     @property
     def is_reserved(self) -> bool:

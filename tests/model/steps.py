@@ -43,6 +43,7 @@ class Steps(Driver):
         mistakes: The mistakes to make.
         excuses: The excuses to accept.
         spares_jobs: As `Faults.spares_jobs`.
+        publishes_are_slow: Whether a publisher may be so slow that another one takes its reservation over.
     """
 
     def __init__(
@@ -53,12 +54,13 @@ class Steps(Driver):
         mistakes: Set[Mistake],
         excuses: Set[Excuse],
         spares_jobs: bool,
+        publishes_are_slow: bool,
     ) -> None:
         self.plays = plays
         self.rooms = rooms
         super().__init__(limit, mistakes, excuses)
         self.fate = Fate(plays, mistakes, spares_jobs=spares_jobs)
-        self.publishing = Publishing(mistakes, promises_one_job=spares_jobs)
+        self.publishing = Publishing(mistakes, promises_one_job=spares_jobs, are_slow=publishes_are_slow)
 
     def of(self, world: World) -> Iterator[Step]:
         """The steps from `world`."""
@@ -181,7 +183,7 @@ class Steps(Driver):
 
     def _skip(self, world: World, one: Execution, holders: tuple[Key, ...], asked: tuple[Server, Command]) -> Step:
         message = one.message
-        is_in_favour = not any(key.room for key in holders) or self._waits_to_run(world, one)
+        is_in_favour = not any(key.room or key.sending for key in holders) or self._waits_to_run(world, one)
         is_owed_its_key = bool(message.claim) and not message.queued
         is_new = not is_owed_its_key and message.attempt not in world.history.started
         if not self._follows(one, holders) and is_new and is_in_favour:
@@ -205,7 +207,7 @@ class Steps(Driver):
         is_owed_its_key = message.claim and not message.queued and not makes
         excepted = is_owed_its_key or message.attempt.retries or self._follows(one, holders)
         fresh = message.attempt not in world.history.started and not one.header.may_be_known_as_begun
-        is_duplicate = not any(key.room or world.has_ended(key.attempt) for key in holders)
+        is_duplicate = not any(key.room or key.sending or world.has_ended(key.attempt) for key in holders)
         return bool(message.policy == "skip" and fresh and not excepted and is_duplicate)
 
     @staticmethod

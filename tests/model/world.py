@@ -40,6 +40,8 @@ class Faults(NamedTuple):
     """An undo that is still on its way when its execution, which cannot send its message back, asks again."""
     handovers: int = 0
     """A message that waits is published again by its worker: in a shutdown, or after too long a wait."""
+    slow_publishes: int = 0
+    """A publisher that lives, but is so slow to send its message that another one takes its reservation over."""
 
     @property
     def spares_jobs(self) -> bool:
@@ -75,7 +77,8 @@ class History(NamedTuple):
     answered: frozenset[Attempt] = frozenset()
     """Attempts with which another publisher was answered."""
     jobs: frozenset[Attempt] = frozenset()
-    """Attempts that were sent with a reservation; noted only where `Faults.spares_jobs`."""
+    """Attempts that were sent with a reservation; noted only where `Faults.spares_jobs`. Where publishers may be slow,
+    only those count that were said to be sent."""
     failed: frozenset[Attempt] = frozenset()
     """Attempts whose publisher has died or was too slow, or whose publish has failed."""
 

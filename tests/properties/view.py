@@ -11,7 +11,7 @@ from celery_redislock.protocol.names import keys_of
 
 #: Two readings of one time to live may differ by so many milliseconds.
 SLACK = 10
-_MINTED = re.compile(r"([>&~=?!])([\w-]{22})(?![^ ])").match
+_MINTED = re.compile(r"([>&~^=?!])([\w-]{22})(?![^ ])").match
 
 
 def owner_of(value: str) -> str:

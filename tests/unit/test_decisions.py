@@ -17,12 +17,13 @@ from celery_redislock.policy.conflict import (
     Answer,
     AskAgain,
     Decision,
+    HasEnded,
+    NotSent,
     Refuse,
     RunWithout,
     on_conflict,
-    on_first,
     on_outage,
-    on_second,
+    on_outstanding,
 )
 from celery_redislock.policy.join import Join, Joining, Outcome, on_joining
 from celery_redislock.policy.raise_ import Fail
@@ -176,6 +177,15 @@ def test_lock_wait_for_ends_the_wait_for_a_lock_server_too() -> None:
     assert on_outage(FRESH, 5.0, options(wait_for=5.0, on_outage="run")) == RunWithout()
 
 
+NOTHING = Passed()
+
+
+def outstanding(
+    taken: list[LockInfo], passed: Passed = NOTHING, has_ended: HasEnded = lambda _: False
+) -> Answer | AskAgain | NotSent | None:
+    return on_outstanding("shop.bill", frozenset(), taken, passed, has_ended)
+
+
 ENDED, PRECEDING = Passed(ended=frozenset({"holder"})), Passed(preceding=frozenset({"holder"}))
 
 
@@ -197,18 +207,33 @@ def test_a_publish_is_answered_with_a_job_alone(
 ) -> None:
     found = HOLDER._replace(**holder)
     expected = Answer(found) if passed is None else AskAgain(passed)
-    assert on_first("shop.bill", frozenset(causes), [found], lambda _: ended) == expected
+    assert on_outstanding("shop.bill", frozenset(causes), [found], Passed(), lambda _: ended) == expected
 
 
 def test_a_publish_is_answered_with_the_job_behind_one_that_has_ended() -> None:
     behind = HOLDER._replace(task_id="behind", state="queued")
-    assert on_first("shop.bill", frozenset(), [HOLDER, behind], lambda job: job is HOLDER) == Answer(behind)
+    assert outstanding([HOLDER, behind], has_ended=lambda job: job is HOLDER) == Answer(behind)
 
 
 def test_a_publish_that_asks_again_is_answered_with_a_newer_job_and_with_none_that_it_passes_over() -> None:
     newer = HOLDER._replace(task_id="newer")
-    assert on_second("shop.bill", [HOLDER, newer], ENDED) == Answer(newer)
-    assert on_second("shop.bill", [HOLDER, HOLDER._replace(task="shop.other")], ENDED) is None
+    assert outstanding([HOLDER, newer], ENDED) == Answer(newer)
+    assert outstanding([HOLDER, HOLDER._replace(task="shop.other")], ENDED) is None
+
+
+def test_a_job_that_is_being_sent_is_waited_for_and_then_passed_over() -> None:
+    sending = HOLDER._replace(state="sending", hostname="web-1")
+    assert isinstance(outstanding([sending]), NotSent)
+    assert isinstance(outstanding([sending], ENDED), NotSent)
+    assert outstanding([sending], Passed(takes_over=True)) is None
+    assert outstanding([sending, HOLDER], Passed(takes_over=True)) == Answer(HOLDER)
+    assert isinstance(outstanding([sending._replace(task="shop.other")]), AskAgain)
+
+
+def test_a_run_is_not_dropped_in_favour_of_a_job_that_is_being_sent() -> None:
+    sending = HOLDER._replace(state="sending")
+    for policy in ("skip", "raise", "join"):
+        assert decide(holder=sending, policy=policy) == ComeBack(is_begun=False)
 
 
 def test_a_note_is_left_by_what_is_over_alone() -> None:

@@ -4,24 +4,26 @@
 -- by another library, or chosen by the caller of a `Lock`: it counts as running, and no script marks it. An owner is
 -- the "<state><nonce>" of a minted token, or the whole of any other value.
 
--- The states of a key: held; held, and a copy of the holder's message was seen; reserved for a message; cooling down;
--- offered to the first room in line; kept for the waiter that this room has called.
-local RUNS, SEEN, RESERVED, COOLING, OFFERED, CALLED = '>', '&', '~', '=', '?', '!'
+-- The states of a key: held; held, and a copy of the holder's message was seen; reserved for a message; reserved for one
+-- that its publisher has not sent yet; cooling down; offered to the first room in line; kept for the waiter that this
+-- room has called.
+local RUNS, SEEN, RESERVED, SENDING, COOLING, OFFERED, CALLED = '>', '&', '~', '^', '=', '?', '!'
+local SAME_OWNER = {[SEEN] = RUNS, [SENDING] = RESERVED, [CALLED] = OFFERED}
 local OWNER_LENGTH = 23
 
 -- Whether a key that holds `value` belongs to `owner`. If `owner` is a whole token, `value` must be that token. Either
--- way, the owner stays the same when a copy is seen, and when the room with the offer calls its waiter.
+-- way, the owner stays the same when a copy is seen, when the message is sent, and when the room with the offer calls its
+-- waiter.
 local function is_owned_by(owner, value)
   if not value or not string.find(value, string.sub(owner, 2, OWNER_LENGTH), 1, true) then
     return false  -- cheaply rules out most values
   end
   if value == owner or OWNS(owner, value) then return true end
-  local nonce = string.match(value .. ' ', '^[&!]([%w_-]+) ')
+  local state, nonce = string.match(value .. ' ', '^([&^!])([%w_-]+) ')
   if not nonce or #nonce ~= OWNER_LENGTH - 1 then
     return false
   end
-  local before = string.sub(value, 1, 1) == SEEN and RUNS or OFFERED
-  return is_owned_by(owner, before .. string.sub(value, 2))
+  return is_owned_by(owner, SAME_OWNER[state] .. string.sub(value, 2))
 end
 
 local function state_of(value)
@@ -46,7 +48,7 @@ end
 
 -- The attempt in the token `value`; nil if the token is not a task's.
 local function attempt_of(value)
-  local attempt = string.match(value, '^[>&~=?!][%w_-]+ (%S+) ')
+  local attempt = string.match(value, '^[>&~^=?!][%w_-]+ (%S+) ')
   return attempt ~= '*' and attempt or nil
 end
 

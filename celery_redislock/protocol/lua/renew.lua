@@ -1,4 +1,5 @@
--- Renew the lease of each key that its owner still has. If this is sent twice, the lease is not added twice.
+-- Renew the lease of each key that its owner still has. If this is sent twice, the lease is not added twice. A publisher
+-- sends this when it has sent the message for which the key is reserved.
 --
 -- KEYS[i]      the keys of the locks; in a Cluster, all in one hash slot
 -- ARGV[2i-1]   the owner in the token that key i should hold: its first part
@@ -10,9 +11,14 @@
 if #KEYS == 1 then
   local key, owner, lease = unpack(KEYS), unpack(ARGV)
   local holder = redis.pcall('GET', key)
-  if type(holder) == 'string' and OWNS(owner, holder) then
-    redis.call('PEXPIRE', key, lease)
-    return 'kept'
+  if type(holder) == 'string' then
+    local is_sent = string.sub(holder, 1, 1) == '^'  -- SENDING, which becomes RESERVED
+    local value = is_sent and '~' .. string.sub(holder, 2) or holder
+    if OWNS(owner, value) then
+      if is_sent then redis.call('SETRANGE', key, 0, '~') end
+      redis.call('PEXPIRE', key, lease)
+      return 'kept'
+    end
   end
 end
 
@@ -24,6 +30,7 @@ for i, key in ipairs(KEYS) do
   local owner = ARGV[2 * i - 1]
   reply[i] = 'lost'
   if type(value) == 'string' and (OWNS(owner, value) or is_owned_by(owner, value)) then
+    if state_of(value) == SENDING then redis.call('SETRANGE', key, 0, RESERVED) end
     redis.call('PEXPIRE', key, ARGV[2 * i])
     reply[i] = 'kept'
   end

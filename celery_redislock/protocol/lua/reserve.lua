@@ -12,6 +12,7 @@
 -- ARGV[6]  ids of jobs whose end the publisher's caller may have seen, so their reservations are no longer needed. The
 --          ids are spelled as in tokens, each with a space before and after it
 -- ARGV[7]  ids of the jobs that the message must follow, and of others whose result cannot answer the call; same form
+-- ARGV[8]  anything: take what is reserved for a job of the task whose publisher has not sent it; or empty
 --
 -- Returns granted: the key is reserved
 --         queued: the place is reserved
@@ -31,7 +32,7 @@ end
 -- The prelude stands here.
 
 local lock, line, place, owner, token, ttl = KEYS[1], KEYS[2], KEYS[3], ARGV[2], ARGV[3], ARGV[4]
-local in_queue, task, ended, preceding = ARGV[1] == 'queue', ARGV[5], ARGV[6], ARGV[7]
+local in_queue, task, ended, preceding, takes_over = ARGV[1] == 'queue', ARGV[5], ARGV[6], ARGV[7], ARGV[8] ~= ''
 local holder, queued = not in_queue and redis.call('GET', lock), redis.call('GET', place)
 
 if is_owned_by(owner, holder) then return 'granted' end
@@ -42,19 +43,30 @@ local function is_among(ids, value)
   return id and string.find(ids, ' ' .. id .. ' ', 1, true) ~= nil
 end
 
+local function is_reserved(value)
+  return state_of(value) == RESERVED or state_of(value) == SENDING
+end
+
+-- The host and the task in the token `value`; nil if the token is not a task's.
+local function origin_of(value)
+  return string.match(value, '^[>&~^=][%w_-]+ %S+ %d+ (%S+) (%S+)')
+end
+
+-- Whether `value` reserves the key or the place for a message that does not run, or may never be sent.
+local function is_over(value)
+  if not value or is_among(preceding, value) then return false end
+  local _, name = origin_of(value)
+  return is_reserved(value) and is_among(ended, value) or takes_over and state_of(value) == SENDING and name == task
+end
+
 -- Whether `value` is the token of a job of this task whose result others can read: a message that has not started, or a
 -- run in a worker. Only a worker's host has an "@".
 local function is_outstanding(value)
-  if not value or is_among(ended, value) or is_among(preceding, value) then
+  if not value or is_over(value) or is_among(ended, value) or is_among(preceding, value) then
     return false
   end
-  local host, name = string.match(value, '^[>&~=][%w_-]+ %S+ %d+ (%S+) (%S+)')
-  return name == task and (state_of(value) == RESERVED or string.find(host, '@', 1, true) ~= nil)
-end
-
--- Whether `value` is the reservation of a message that will not run anymore.
-local function is_over(value)
-  return state_of(value) == RESERVED and is_among(ended, value)
+  local host, name = origin_of(value)
+  return name == task and (is_reserved(value) or string.find(host, '@', 1, true) ~= nil)
 end
 
 local function outstanding()
