@@ -134,7 +134,7 @@ def on_outstanding(
     Args:
         task: The task's name.
         causes: The ids of the tasks that caused the message, shortened as in tokens.
-        taken: Who has the key and the place in the queue.
+        taken: The holders of the key and of the place in the queue.
         passed: What the publish has passed over.
         has_ended: Called only if the job's result would otherwise be the answer, and only at the first answer.
 

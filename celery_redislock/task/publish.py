@@ -209,8 +209,8 @@ class Publication:
     def _reserve(self, key: str) -> Reserved | Answer | None:
         """Reserve the key or the place in the queue, or find the job whose result the caller gets.
 
-        That takes at most two commands, but for a job that another publisher is sending at this moment. Such a job is
-        waited for, and taken over if it is not sent soon: its publisher may have died.
+        That takes at most two commands, except if another publisher is sending the job at this moment. This one waits
+        for that job, and takes its reservation over if it is not sent soon: its publisher may have died.
 
         None means that the message is sent without a reservation: the job that has the place cannot be the answer.
         """

@@ -139,7 +139,7 @@ def test_a_continued_publish_takes_a_free_key_too(tasks, waiting):
 def test_where_the_broker_is_stopped_fifty_callers_get_fifty_errors(name, config, locks):
     """None is answered with the id of a task that another caller could not send."""
     config.broker = f"redis://127.0.0.1:{free_port()}/0"
-    config.settings["task_publish_retry_policy"] = {"max_retries": 1, "interval_start": 0.1}
+    config.settings["broker_transport_options"] = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
     task = make_app(config).tasks[f"lab.{name}"]
     with ThreadPoolExecutor(50) as callers:
         errors = [call.exception() for call in [callers.submit(task.delay, "k") for _ in range(50)]]
