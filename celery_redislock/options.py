@@ -84,6 +84,7 @@ OPTIONS: Mapping[str, Rule] = {
     "block_for": _seconds_or_zero(10.0),
     "hold_on_retry": _TRUE_OR_FALSE,
     "cooldown": _seconds_or_zero(0.0),
+    "window": _seconds_or_none(),
     "queue_ttl": _seconds(3600.0),
     "on_lost": _choice(get_args(OnLost)),
     "on_outage": _choice(get_args(OnOutage)),
@@ -124,6 +125,7 @@ class LockOptions:
     block_for: float
     hold_on_retry: bool
     cooldown: float
+    window: float | None
     queue_ttl: float
     on_lost: OnLost
     on_outage: OnOutage
@@ -187,6 +189,8 @@ def resolve_options(
             f"{task}: {scope} = 'queue' with {policy} = {values['on_conflict']!r} is not allowed: the queued "
             "message must run; allowed: 'wait'"
         )
+    if values["window"] is not None:
+        _check_window(task, values, lambda option: name_of(option, own, app_wide, prefix))
     if values["limit"] != 1:
         _refuse_with_limit(task, values, lambda option: name_of(option, own, app_wide, prefix))
     if values["args"] is not None:
@@ -205,6 +209,17 @@ def _refuse_with_limit(task: str, values: Mapping[str, Any], name: Callable[[str
         raise LockConfigError(f"{with_limit} {name('fence')}: a fence orders successive holders, not simultaneous ones")
     if values["cooldown"]:
         raise LockConfigError(f"{with_limit} {name('cooldown')}: the key would cool down after one of several holders")
+
+
+def _check_window(task: str, values: Mapping[str, Any], name: Callable[[str], str]) -> None:
+    window, scope, lease = values["window"], values["scope"], values["lease"]
+    refused = f"{task}: {name('window')} = {window:g} is not allowed with"
+    if scope != "job":
+        raise LockConfigError(
+            f"{refused} {name('scope')} = {scope!r}: it limits how often a job is sent; allowed: 'job'"
+        )
+    if window < lease:
+        raise LockConfigError(f"{refused} {name('lease')} = {lease:g}: a window must be at least as long as the lease")
 
 
 def check_limit(what: str, limit: Any, *, fence: bool) -> int:

@@ -92,7 +92,9 @@ class LockStore:
             return Granted.of(reply, sent_at)
         return Finished() if reply[0] == Tag.FINISHED else Conflict.of(reply)
 
-    def reserve(self, owner: Owner, ttl: float, passed: Passed, *, in_queue: bool = False) -> Reserved | Outstanding:
+    def reserve(
+        self, owner: Owner, ttl: float, passed: Passed, *, in_queue: bool = False, window: float | None = None
+    ) -> Reserved | Outstanding:
         """Reserve the key that `owner` demands, or the place in its queue, unless a job is outstanding.
 
         Args:
@@ -100,18 +102,19 @@ class LockStore:
             ttl: How long the reservation lasts, in seconds.
             passed: The jobs to pass over: this publisher already knows about them.
             in_queue: Whether to reserve the place in the queue even if the key is free.
+            window: How long to open a window for the job, in seconds; None if the task has no windows.
 
         Raises:
             LockUnavailable: As for `acquire`.
         """
         owner.hold = hold = owner.hold.asked()
         try:
-            reply, _, _ = self.ask(hold.reserve(ttl, passed, in_queue=in_queue), hold.undo)
+            reply, _, _ = self.ask(hold.reserve(ttl, passed, in_queue=in_queue, window=window), hold.undo)
         except LockUnavailable:
             owner.hold = owner.hold.doubted(hold.asks)
             raise
         owner.hold = owner.hold.answered(hold.asks, reply[0])
-        if reply[0] == Tag.OUTSTANDING:
+        if reply[0] in {Tag.OUTSTANDING, Tag.WINDOW}:
             return Outstanding.of(reply)
         key = hold.demand.key
         return Reserved(key if reply[0] == Tag.GRANTED else keys_of(key).queued)
@@ -133,7 +136,7 @@ class LockStore:
         """
         return self.send(commands.release(demand, token.value if exactly else token.owner, note))
 
-    def give_up(self, demand: Demand, claim: str, *, is_to_come: bool) -> bool:
+    def give_up(self, demand: Demand, claim: str, *, is_to_come: bool, window: str | None = None) -> bool:
         """Give up the reservations of a message that will not run: the key, and the place in the queue.
 
         Args:
@@ -141,6 +144,7 @@ class LockStore:
             claim: The message's claim.
             is_to_come: Whether a run that has not ended may still hand the key over to the message. If so, a note
                 tells that run's release not to.
+            window: The key of the window that the message has opened, if it is to be closed.
 
         Returns:
             Whether the key was reserved for the message.
@@ -148,7 +152,8 @@ class LockStore:
         Raises:
             LockUnavailable: Redis did not answer, or refused the command.
         """
-        return bool(self.ask(commands.give_up(demand, claim, is_to_come=is_to_come))[0][0] == Tag.RELEASED)
+        reply, _, _ = self.ask(commands.give_up(demand, claim, is_to_come=is_to_come, window=window))
+        return bool(reply[0] == Tag.RELEASED)
 
     def pass_on(self, demand: Demand, call: bytes) -> bool:
         """Release a key kept for a waiter that was called but will not acquire it. The next waiter gets its turn.

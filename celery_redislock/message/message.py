@@ -96,7 +96,7 @@ class Message:
             causes=frozenset(tokens.known_as(str(one)) for one in causes if one),
             is_owed_its_key=self.header.claim is not None and not self.header.queued,
             joins=self.header.joins,
-            has_expired=self._has_expired,
+            has_expired=self.has_expired,
             waited=self.waited,
         )
 
@@ -106,7 +106,7 @@ class Message:
         return time.time() - self.header.since if self.header.since else 0.0
 
     @property
-    def _has_expired(self) -> bool:
+    def has_expired(self) -> bool:
         """Whether the message's `expires` has passed, so that Celery would no longer run it."""
         text: Any = self.request.expires
         expires = maybe_iso8601(text)

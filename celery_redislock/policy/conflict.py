@@ -104,9 +104,11 @@ def on_outage(message: Delivery, waited: float, options: LockOptions) -> Refuse 
 
 
 class Answer(NamedTuple):
-    """The message is not sent. The caller gets the result of the outstanding `job` instead."""
+    """The message is not sent. The caller gets the result of `job` instead."""
 
     job: LockInfo
+    in_window: bool = False
+    """Whether the job is the last one within `lock_window`. It may have ended."""
 
 
 class AskAgain(NamedTuple):
@@ -121,9 +123,18 @@ class NotSent(NamedTuple):
     The publish asks again for a while, and then takes over what is reserved for that job.
     """
 
+    task_id: str
+    """The job's task id, as in tokens."""
+
 
 def on_outstanding(
-    task: str, causes: frozenset[str], taken: Sequence[LockInfo], passed: Passed, has_ended: HasEnded
+    task: str,
+    causes: frozenset[str],
+    taken: Sequence[LockInfo],
+    passed: Passed,
+    has_ended: HasEnded,
+    *,
+    in_window: bool = False,
 ) -> Answer | AskAgain | NotSent | None:
     """Decide what happens to a publish of `task` that got neither the key nor the place in the queue.
 
@@ -137,17 +148,21 @@ def on_outstanding(
         taken: The holders of the key and of the place in the queue.
         passed: What the publish has passed over.
         has_ended: Called only if the job's result would otherwise be the answer, and only at the first answer.
+        in_window: Whether `taken` is the one job whose window is open. It is the answer, whatever became of it.
 
     Returns:
         None if the message is sent without a reservation.
     """
+    if in_window:
+        job = taken[0]
+        return NotSent(str(job.task_id)) if job.state == "sending" else Answer(job, in_window=True)
     known, ended, preceding = passed.ended | passed.preceding, set[str](), set[str]()
     for job in taken:
         if not is_job(task, job) or follows(causes, job):
             preceding.add(str(job.task_id))
         elif job.state == "sending":
-            if not passed.takes_over:
-                return NotSent()
+            if job.task_id not in passed.unsent:
+                return NotSent(str(job.task_id))
         elif known:
             if job.task_id not in known:
                 return Answer(job)

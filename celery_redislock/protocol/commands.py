@@ -47,13 +47,17 @@ def acquire(
     return Command(scripts.ACQUIRE, keys, (options, *values))
 
 
-def reserve(key: str, token: Token, ttl: float, passed: Passed, *, in_queue: bool) -> Command:
+def reserve(
+    key: str, token: Token, ttl: float, passed: Passed, *, in_queue: bool, window: float | None = None
+) -> Command:
     """Reserve `key`, or the place in its queue, for `ttl` seconds. Arguments as for `LockStore.reserve`."""
-    names, of_queue = keys_of(key), "queue" if in_queue else ""
-    ended, preceding = ("".join(f" {escape(task_id)} " for task_id in ids) for ids in passed[:2])
-    takes_over = "1" if passed.takes_over else ""
-    values = (token.owner, token.value, _ms(ttl), token.task_field, ended, preceding, takes_over)
-    return Command(scripts.RESERVE, (key, names.line, names.queued), (of_queue, *values))
+    names, options = keys_of(key), "Q" if in_queue else ""
+    keys: tuple[str, ...] = (key, names.line, names.queued)
+    lists = ("".join(f" {escape(task_id)} " for task_id in ids) for ids in passed)
+    values: tuple[Text, ...] = (token.owner, token.value, _ms(ttl), token.task_field, *lists, *options)
+    if window is not None:
+        options, keys, values = f"{options}wD", (*keys, names.window(token.task_field)), (*values, _ms(window))
+    return Command(scripts.RESERVE, keys, (options, *values))
 
 
 def release(
@@ -63,7 +67,7 @@ def release(
     keeps: tuple[Token, float] | None = None,
     gone: tuple[str, float | None] | None = None,
     *,
-    place: str | None = None,
+    places: tuple[str, ...] = (),
 ) -> Command:
     """Release a permit.
 
@@ -75,7 +79,7 @@ def release(
         gone: The key of the note saying that a claim is no longer needed. With seconds, the claim is the owner's: if
             it owns no permit, the note is left for that long. Without, it is the claim in `keeps`: if the note exists,
             the permit is freed.
-        place: The place in the queue, which is freed if `owner` has it.
+        places: The place in the queue, and perhaps the window of the owner's job. Each is freed if `owner` has it.
     """
     options = ""
     keys: tuple[str, ...] = (demand.key, keys_of(demand.key).line)
@@ -88,8 +92,7 @@ def release(
         options, keys = f"{options}g", (*keys, gone[0])
         if gone[1] is not None:
             options, values = f"{options}G", (*values, _ms(gone[1]))
-    if place is not None:
-        options, keys = f"{options}p", (*keys, place)
+    options, keys = options + "pw"[: len(places)], keys + places
     if keeps is not None:
         options, values = f"{options}KT", (*values, keeps[0].value, _ms(keeps[1]))
     if demand.capacity > 1:
@@ -110,19 +113,20 @@ def cool_down(demand: Demand, token: Token, ttl: float, note: Note | None = None
     return release(demand, token.owner, note, (cooling(token), ttl))
 
 
-def give_up(demand: Demand, claim: str, *, is_to_come: bool) -> Command:
-    """Give up the reservations of the message that carries `claim`: of the key, and of the place in its queue.
+def give_up(demand: Demand, claim: str, *, is_to_come: bool, window: str | None = None) -> Command:
+    """Give up the reservations of the message that carries `claim`: of the key, of the place in its queue, and of the
+    `window`, if one is given.
 
     If no permit is reserved for the message, but one is to come by a hand-over, a note is left: the claim is no longer
     needed.
     """
     names, owner = keys_of(demand.key), known_by(claim, RESERVED).owner
     gone = (names.gone(claim), NOTE_TTL) if is_to_come else None
-    return release(demand, owner, gone=gone, place=names.queued)
+    return release(demand, owner, gone=gone, places=(names.queued, window) if window else (names.queued,))
 
 
 def renew(locks: Sequence[tuple[str, Token, float]]) -> Command:
-    """Renew several locks: triples of key, token and lease in seconds."""
+    """Renew several locks: triples of key, token and lease in seconds; infinite to leave the key its time to live."""
     values = (value for _, token, lease in locks for value in (token.owner, _ms(lease)))
     return Command(scripts.RENEW, tuple(key for key, _, _ in locks), tuple(values))
 

@@ -52,8 +52,8 @@ class _Hold(NamedTuple):
     """The message's claim to a reservation that has not been used."""
     call: bytes | None = None
     """If the owner was called: what the key holds until the owner has asked for it."""
-    place: str | None = None
-    """The key of the place in the queue, if the owner is a publish, which may get that instead."""
+    places: tuple[str, ...] = ()
+    """If the owner is a publish: the keys that it may get too, of the place in the queue and of its job's window."""
     phase: Phase = Phase.WANTED
     asks: int = 0
     """How many times the owner has asked: the id of the last command, by which its reply is recognized."""
@@ -89,16 +89,16 @@ class Hold(_Hold):
         """
         if self.phase is Phase.IN_DOUBT:
             raise RuntimeError(f"{self.demand.key}: a hold in doubt needs a new token before it asks again")
-        demand, token, claim, call, place, _, asks, _, _, _ = self
-        return _made(type(self), (demand, token, claim, call, place, Phase.ASKED, asks + 1, None, 0.0, None))
+        demand, token, claim, call, places, _, asks, _, _, _ = self
+        return _made(type(self), (demand, token, claim, call, places, Phase.ASKED, asks + 1, None, 0.0, None))
 
     def answered(self, asks: int, tag: Tag | bytes) -> Self:
         """Command number `asks` was answered. Only a reply to the last command changes anything."""
         if asks != self.asks or self.phase is not Phase.ASKED:
             return self
         if tag in _GRANTS:
-            demand, token, _, _, place, _, _, _, _, _ = self
-            return _made(type(self), (demand, token, None, None, place, Phase.HELD, asks, None, 0.0, None))
+            demand, token, _, _, places, _, _, _, _, _ = self
+            return _made(type(self), (demand, token, None, None, places, Phase.HELD, asks, None, 0.0, None))
         return self._replace(phase=Phase.WAITING, call=None)  # the call is used up: another owner has the key
 
     def doubted(self, asks: int) -> Self:
@@ -125,8 +125,8 @@ class Hold(_Hold):
         """The owner is about to send `release`. It may have done so before, and been interrupted."""
         if self.phase not in _MAY_BE_HELD:
             return self
-        demand, token, claim, call, place, _, asks, heir, _, _ = self
-        return _made(type(self), (demand, token, claim, call, place, Phase.ENDING, asks, heir, cooldown, note))
+        demand, token, claim, call, places, _, asks, heir, _, _ = self
+        return _made(type(self), (demand, token, claim, call, places, Phase.ENDING, asks, heir, cooldown, note))
 
     def released_for_now(self) -> Self:
         """`undo` has released the key, and the owner will ask again."""
@@ -139,7 +139,7 @@ class Hold(_Hold):
     def over(self) -> Self:
         """Nothing is left to do: the owner is gone, or the key belongs to the process that forked this one."""
         demand, token, *_ = self
-        return _made(type(self), (demand, token, None, None, None, Phase.OVER, 0, None, 0.0, None))
+        return _made(type(self), (demand, token, None, None, (), Phase.OVER, 0, None, 0.0, None))
 
     # What is sent.
 
@@ -148,9 +148,9 @@ class Hold(_Hold):
         demand, token, claim, call, *_ = self
         return self.words.acquire(demand, token, lease, note=note, fence=fence, call=call, claim=claim)
 
-    def reserve(self, ttl: float, passed: Passed, *, in_queue: bool) -> Command:
+    def reserve(self, ttl: float, passed: Passed, *, in_queue: bool, window: float | None) -> Command:
         """Ask for a reservation. Arguments as for `LockStore.reserve`."""
-        return self.words.reserve(self.demand.key, self.token, ttl, passed, in_queue=in_queue)
+        return self.words.reserve(self.demand.key, self.token, ttl, passed, in_queue=in_queue, window=window)
 
     def undo(self) -> Command:
         """Take back what may have been granted.
@@ -158,7 +158,7 @@ class Hold(_Hold):
         The release matches the whole token. By the time it arrives, the same owner may have been granted the key with
         another token, and must keep it.
         """
-        return self.words.release(self.demand, self.token.value, place=self.place)
+        return self.words.release(self.demand, self.token.value, places=self.places)
 
     def release(self, *, in_any_case: bool = False) -> Command:
         """End the hold: hand the key over, let it cool down, or release it.

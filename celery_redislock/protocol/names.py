@@ -8,12 +8,13 @@ from typing import NamedTuple, Self
 
 #: The most holders that a lock can have at once, as in lua/prelude.lua.
 MAX_CAPACITY = 50
-#: NOTE separates the lock's key from an attempt, GONE from a claim.
-NOTE, GONE = ":note:", ":gone:"
+#: NOTE separates the lock's key from an attempt, GONE from a claim, WINDOW from a task.
+NOTE, GONE, WINDOW = ":note:", ":gone:", ":window:"
 #: The longest key, in characters, that a room accepts in a hint about a line where it has no waiter.
 LONGEST_KEY = 10_000
 _CAPACITIES = frozenset(map(str, range(1, MAX_CAPACITY + 1)))
-_PART = re.compile(rf"(?P<stem>.*\}})(?P<kind>:queued|:line|:fence|:permit:\d+|{NOTE}.*|{GONE}.*)", re.DOTALL).fullmatch
+_KINDS = rf":queued|:line|:fence|:permit:\d+|{WINDOW}.*|{NOTE}.*|{GONE}.*"
+_PART = re.compile(rf"(?P<stem>.*\}})(?P<kind>{_KINDS})", re.DOTALL).fullmatch
 
 
 class Demand(NamedTuple):
@@ -76,6 +77,10 @@ class LockKeys:
     def permit(self, number: int) -> str:
         """Return the key of permit `number`, counted from 1, of the lock."""
         return self.lock if number == 1 else f"{self._stem}:permit:{number}"
+
+    def window(self, task: str) -> str:
+        """Return the key of the window of `task`, spelled as in tokens: its last job, for as long as `lock_window`."""
+        return f"{self._stem}{WINDOW}{task}"
 
     def note(self, attempt: object) -> str:
         """Return the key of the note saying that `attempt` is over, for copies of its message."""

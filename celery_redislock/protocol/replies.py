@@ -79,23 +79,27 @@ class Reserved(NamedTuple):
 class Outstanding(NamedTuple):
     """The reply to a publisher: nothing is reserved for its message.
 
-    A job is outstanding, or another task's job has the place in the queue.
+    A job is outstanding, another task's job has the place in the queue, or the window of an earlier job is open.
     """
 
     taken: tuple[tuple[Token, float | None], ...]
-    """The tokens of the key and of the place in the queue, with the seconds until they expire unless renewed."""
+    """The tokens of the key and of the place in the queue, with the seconds until they expire unless renewed; or the
+    token of the job whose window is open, with the seconds until it closes."""
+    in_window: bool = False
+    """Whether a window is open."""
 
     @classmethod
     def of(cls, reply: Reply) -> Self:
         """Return the jobs that a script has reported."""
-        _, *pairs = reply
+        tag, *pairs = reply
         taken = zip(pairs[::2], pairs[1::2], strict=True)
         return cls(
-            tuple((Token.of(value), ttl / 1000 if ttl >= 0 else None) for value, ttl in taken if value is not None)
+            tuple((Token.of(value), ttl / 1000 if ttl >= 0 else None) for value, ttl in taken if value is not None),
+            tag == Tag.WINDOW,
         )
 
     def info(self, key: str) -> list[LockInfo]:
-        """Return the holders of `key` and of the place in its queue as `LockInfo`."""
+        """Return the jobs as `LockInfo`."""
         return [info_of(token, key, ttl) for token, ttl in self.taken]
 
 

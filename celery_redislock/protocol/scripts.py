@@ -55,6 +55,7 @@ class Tag(bytes, Enum):
     COPY = b"copy"
     QUEUED = b"queued"
     OUTSTANDING = b"outstanding"
+    WINDOW = b"window"
     RELEASED = b"released"
     REPLACED = b"replaced"
     MARKED = b"marked"
@@ -89,8 +90,8 @@ class Passed(NamedTuple):
     preceding: frozenset[str] = frozenset()
     """Jobs whose result cannot answer the call: those that the message must follow, other tasks' jobs, and runs whose
     result is out of reach."""
-    takes_over: bool = False
-    """Whether to take what is reserved for a job of the same task whose message has not been sent."""
+    unsent: frozenset[str] = frozenset()
+    """Jobs whose publishers have taken too long: what is reserved for them is taken, unless they have been sent."""
 
 
 class Claim(NamedTuple):

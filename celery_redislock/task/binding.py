@@ -9,6 +9,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
 from typing import Any, NamedTuple, TypeAlias
 
 from celery import Celery, Task
@@ -71,9 +72,27 @@ def checked_plan(app: Celery, cls: TaskClass, name: str) -> LockPlan:
     warn_of_leftovers(cls, name, "" if has_own_key else " Its key is made of all its arguments.")
     if plan.server_is_checked and plan.options.on_conflict == "join":
         check_backend(app, name, name_of("on_conflict", own, settings_of(app)), bool(cls.ignore_result))
+    if plan.options.window is not None and not cls.ignore_result:
+        check_window(app, name, name_of("window", own, settings_of(app)), plan.options.window)
     if plan.options.on_conflict == "raise":
         expect_conflicts(cls)
     return plan
+
+
+def check_window(app: Celery, task: str, option: str, window: float) -> None:
+    """Refuse a window that stays open longer than Celery keeps the result that its callers get.
+
+    Raises:
+        LockConfigError: The app's results expire sooner.
+    """
+    expires: Any = app.conf.result_expires
+    kept = expires.total_seconds() if isinstance(expires, timedelta) else expires
+    if kept and kept < window:
+        raise LockConfigError(
+            f"{task}: {option} = {window:g} is longer than result_expires = {kept:g}: calls within the window get the "
+            "job's result, and would wait forever for one that has expired; set result_expires to at least the window, "
+            "or ignore_result"
+        )
 
 
 def guard_body(app: Celery, cls: TaskClass, name: str, is_locked: Callable[[], bool]) -> None:

@@ -218,7 +218,8 @@ class Execution:
         """Give up the message's reservation: the message will not run, or runs without the lock."""
         reservation = self.message.header.reservation
         if reservation is not None:
-            give_up_reservation(self.plan, reservation, self.message.attempt.retries)
+            expired = self.message.has_expired
+            give_up_reservation(self.plan, reservation, self.message.attempt.retries, closes_window=expired)
 
     def _announce(self, holder: LockInfo, policy: str) -> None:
         """Send the signal `lock_conflict`."""

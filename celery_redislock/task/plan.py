@@ -40,7 +40,7 @@ from celery_redislock.options import (
 )
 from celery_redislock.policy import may_be_handed_a_key
 from celery_redislock.protocol import tokens
-from celery_redislock.protocol.names import MAX_CAPACITY, Demand, redis_key
+from celery_redislock.protocol.names import MAX_CAPACITY, Demand, keys_of, redis_key
 
 
 class LockPlan:
@@ -193,6 +193,11 @@ class LockAttributes:
     lock_cooldown: float
     """Keep the key for this long after a success. 0 by default."""
 
+    lock_window: float | None
+    """In scope ``"job"``: send at most one job in this many seconds, counted from its publish. A ``delay()`` within
+    that time returns that job's result, even if the job has ended. None, the default: no window. See
+    docs/unique-jobs.md."""
+
     lock_queue_ttl: float
     """How long a key stays reserved for a message that does not start, in the scopes ``"job"`` and ``"queue"`` and for
     a retry that keeps the key. The countdown or eta is added; no reservation outlives its message's expiry. 3600 by
@@ -231,7 +236,9 @@ def reservation_ttl(app: Celery, lock: LockOptions, options: Mapping[str, Any], 
     return ttl if end is None else min(ttl, end)
 
 
-def give_up_reservation(plan: LockPlan, reservation: Reservation, retries: int | None, eta: Any = None) -> None:
+def give_up_reservation(
+    plan: LockPlan, reservation: Reservation, retries: int | None, eta: Any = None, *, closes_window: bool = False
+) -> None:
     """Have the keeper give up the reservation of a message that will not run, or runs without its lock.
 
     Args:
@@ -239,10 +246,13 @@ def give_up_reservation(plan: LockPlan, reservation: Reservation, retries: int |
         reservation: The reservation to give up.
         retries: How often the task had called `self.retry()` before the message was sent.
         eta: When the message is due, if that may be in the future.
+        closes_window: Whether the job has not started and never will, so that another one may be sent.
     """
+    window = keys_of(reservation.key).window(tokens.escape(plan.task)) if closes_window else None
     ttl = reservation_ttl(plan.app, plan.options, {"eta": eta}, None)
     is_to_come = may_be_handed_a_key(retries, plan.options)
-    server_of(plan.app).give_up(plan.in_any_permit(reservation.key), reservation.claim, ttl, is_to_come=is_to_come)
+    demand = plan.in_any_permit(reservation.key)
+    server_of(plan.app).give_up(demand, reservation.claim, ttl, is_to_come=is_to_come, window=window)
 
 
 def _seconds(app: Celery, moment: Any) -> float | None:

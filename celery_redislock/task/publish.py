@@ -7,6 +7,7 @@ Lock options in a call are refused: they have no effect there.
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ from celery.result import AsyncResult
 
 from celery_redislock import signals
 from celery_redislock.app import server_of
-from celery_redislock.errors import LockConfigError, LockInfo, LockUnavailable, fields, run_named, shown
+from celery_redislock.errors import LockConfigError, LockUnavailable, fields, run_named, shown
 from celery_redislock.lock.lock_server import running_loop
 from celery_redislock.message.delivery import publish_time
 from celery_redislock.message.header import HEADER, Header
@@ -183,7 +184,8 @@ class Publication:
         self._options = {**self._options, "task_id": self._options.get("task_id") or uuid()}
         place = keys_of(key).queued
         token = self._token(tokens.mint_nonce(), socket.gethostname(), tokens.SENDING)
-        self.hold = Hold(Demand(key), token, place=place)
+        window = keys_of(key).window(token.task_field)
+        self.hold = Hold(Demand(key), token, places=(place,) if self._plan.options.window is None else (place, window))
         try:
             answer = self._reserve(key) if self._is_bare else self._reserve_if_free(key, place)
         except LockUnavailable as error:
@@ -195,7 +197,7 @@ class Publication:
             case Reserved():
                 return self._send_reserved(key, answer.key)
             case Answer():
-                return self._answer_with(answer.job)
+                return self._answer_with(answer)
             case None:
                 return self.send()  # the policy applies at the start of the run
 
@@ -214,14 +216,17 @@ class Publication:
 
         None means that the message is sent without a reservation: the job that has the place cannot be the answer.
         """
-        task, passed, ends, pause = self._task, Passed(), time.monotonic() + PATIENCE, SHORTEST_PAUSE
+        task, passed, pause, began = self._task, Passed(), SHORTEST_PAUSE, time.monotonic()
+        ends = began + PATIENCE
         ended = partial(has_ended, task, cools_down=self._plan.options.cooldown > 0)
         while isinstance(found := self._ask(passed), Outstanding):
-            match on_outstanding(task.name, self._causes, found.info(key), passed, ended):
+            taken = found.info(key)
+            match on_outstanding(task.name, self._causes, taken, passed, ended, in_window=found.in_window):
                 case AskAgain() as decision:
                     passed = decision.passed
-                case NotSent() if time.monotonic() >= ends or running_loop() is not None:
-                    passed = passed._replace(takes_over=True)
+                case NotSent(task_id) if time.monotonic() >= ends or running_loop() is not None:
+                    passed = passed._replace(unsent=passed.unsent | {task_id})
+                    ends = began + 2 * PATIENCE  # another job may be sent by now; but the caller does not wait forever
                 case NotSent():
                     time.sleep(pause)
                     pause = min(2 * pause, LONGEST_PAUSE)
@@ -231,7 +236,8 @@ class Publication:
 
     def _ask(self, passed: Passed) -> Reserved | Outstanding:
         store = server_of(self._plan.app).store
-        return store.reserve(self, self._plan.options.lease, passed, in_queue=self._is_of_queue)
+        options = self._plan.options
+        return store.reserve(self, options.lease, passed, in_queue=self._is_of_queue, window=options.window)
 
     @property
     def _is_of_queue(self) -> bool:
@@ -259,7 +265,8 @@ class Publication:
         # So far the reservation lasts for one lease only, and other publishers may take it over, because this one may
         # die before it has sent the message. The renewal ends both. If the message has already started, its run holds
         # the key under its own nonce, and the command does nothing.
-        ends, command = time.monotonic() + self._plan.options.lease, commands.renew([(reserved, token, ttl)])
+        windows = [(window, token, math.inf) for window in self.hold.places[1:]]
+        ends, command = time.monotonic() + self._plan.options.lease, commands.renew([(reserved, token, ttl), *windows])
         try:
             server.send_late(
                 *(command, lambda _: None),
@@ -274,11 +281,13 @@ class Publication:
             )
         return result
 
-    def _answer_with(self, holder: LockInfo) -> LockedResult:
-        """Send nothing, and return the result of the job that holds the key."""
-        task = self._task
+    def _answer_with(self, answer: Answer) -> LockedResult:
+        """Send nothing, and return the result of the job that is the answer."""
+        task, holder = self._task, answer.job
         about = fields("not_sent", task=task.name, key=holder.key, holder=holder.who, holder_id=holder.task_id)
         text = "task %s: lock %s is held by %s; not sent: the caller gets that task's result"
+        if answer.in_window:
+            text = "task %s: the window of lock %s was opened by %s; not sent: the caller gets that task's result"
         logger.info(text, task.name, holder.key, holder.who, extra=about)
         signals.lock_conflict.send(sender=task, key=holder.key, holder=holder, policy="return existing")
         result = cast("LockedResult", task.AsyncResult(str(holder.task_id)))

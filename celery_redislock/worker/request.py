@@ -165,7 +165,7 @@ class LockedRequest(Request):
         if run is not None and hold is not None and hold.call is not None:
             server_of(run.plan.app).pass_on(hold.demand, hold.call)
         if run is not None and run.reservation is not None:
-            give_up_reservation(run.plan, run.reservation, run.retries, self.eta)
+            give_up_reservation(run.plan, run.reservation, run.retries, self.eta, closes_window=True)
         return True
 
     def on_timeout(self, soft: bool, timeout: float) -> None:

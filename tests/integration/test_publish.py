@@ -551,7 +551,9 @@ class TestAJobThatIsBeingSent:
         """A slow publish is no reason for a second job."""
         asked = threading.Semaphore(0)
         monkeypatch.setattr(publish, "PATIENCE", 60.0)
-        monkeypatch.setattr(publish, "on_outstanding", lambda *args: (asked.release(), on_outstanding(*args))[1])
+        monkeypatch.setattr(
+            publish, "on_outstanding", lambda *of, **how: (asked.release(), on_outstanding(*of, **how))[1]
+        )
         with ThreadPoolExecutor(8) as callers:
             results = [callers.submit(tasks.job.delay, "k") for _ in range(8)]
             for _ in range(16):

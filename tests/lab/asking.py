@@ -36,4 +36,4 @@ def acquire(
 
 def reserve(store: LockStore, key: str, token: Token, ttl: float, passed: Passed) -> Reserved | Outstanding:
     """What `LockStore.reserve` answers a hold that nothing has happened to."""
-    return store.reserve(Caller(Demand(key), token, place=keys_of(key).queued), ttl, passed)
+    return store.reserve(Caller(Demand(key), token, places=(keys_of(key).queued,)), ttl, passed)

@@ -54,8 +54,10 @@ class Reserve(NamedTuple):
     """The ids of the jobs whose end the publisher may have seen."""
     preceding: frozenset[str] = frozenset()
     """The ids of the jobs that the message is to follow, so that it is no duplicate of them."""
-    takes_over: bool = False
-    """Whether to take what is reserved for a message that has not been sent."""
+    unsent: frozenset[str] = frozenset()
+    """The ids of the jobs whose publishers were too slow: what is reserved for them is taken, unless they were sent."""
+    opens_window: bool = False
+    """Whether no other job is to be sent for a while, whatever becomes of this one."""
 
     @property
     def limit(self) -> int:
@@ -68,6 +70,8 @@ class Renew(NamedTuple):
     nonce: str
     permit: int = 1
     """The number of the permit; 0 for the place in the queue."""
+    has_window: bool = False
+    """Whether the message has opened a window."""
 
 
 class Release(NamedTuple):
@@ -112,6 +116,8 @@ class GiveUp(NamedTuple):
     limit: int = 1
     exactly: Attempt | None = None
     """The attempt of the reservation's token, where the whole token must match."""
+    closes_window: bool = False
+    """Whether the window that the message has opened is closed."""
 
 
 class Enter(NamedTuple):

@@ -66,19 +66,34 @@ def reserve(server: Server, command: Reserve, mistakes: Mistakes) -> Effect:
         return Effect(Tag.GRANTED, server)
     if _has_place(server, command.claim):
         return Effect(Tag.QUEUED, server)
+    if _is_in_window(server, command, mistakes):
+        return Effect(Tag.WINDOW, server, holders=tuple(key for key in (server.window,) if key))
     if any(_is_outstanding(one, command, mistakes) for one in _heeded(server, mistakes)):
         return _told(server)
     key_is_over, place_is_over = (_is_over(one, command, mistakes) for one in (key, queued))
     if place_is_over:
         server = server._replace(queued=None)
     if (key is None or key_is_over) and not server.line:
+        server = _with_window(server, command)
         return Effect(Tag.GRANTED, server.put(1, Key(command.claim, command.attempt, sending=True)), 1)
     if server.queued is not None:
         return _told(server)
+    server = _with_window(server, command)
     if Mistake.OTHERS_LEAVE_NO_PLACE not in mistakes:
         server = server._replace(queued=Key(command.claim, command.attempt, sending=True))
     freed = [1] if key is None or key_is_over else []
     return Effect(Tag.QUEUED, _freed(server, freed, mistakes))
+
+
+def _is_in_window(server: Server, command: Reserve, mistakes: Mistakes) -> bool:
+    if server.window is None or not command.opens_window or Mistake.WINDOW_IS_NOT_HEEDED in mistakes:
+        return False
+    return not _is_taken_over(server.window, command, mistakes)
+
+
+def _with_window(server: Server, command: Reserve) -> Server:
+    window = Key(command.claim, command.attempt, sending=True)
+    return server._replace(window=window) if command.opens_window else server
 
 
 def _heeded(server: Server, mistakes: Mistakes) -> list[Key]:
@@ -96,7 +111,8 @@ def _is_outstanding(one: Key, command: Reserve, mistakes: Mistakes) -> bool:
 def _is_taken_over(one: Key, command: Reserve, mistakes: Mistakes) -> bool:
     """Whether the publisher takes over what is reserved for a message that has not been sent."""
     is_unsent = one.sending or (one.is_reserved and Mistake.SENT_IS_TAKEN_OVER in mistakes)
-    return command.takes_over and is_unsent and one.attempt.task_id not in command.preceding
+    is_any = Mistake.ANY_UNSENT_IS_TAKEN_OVER in mistakes and bool(command.unsent)
+    return is_unsent and (is_any or one.attempt.task_id in command.unsent)
 
 
 def _is_over(one: Key | None, command: Reserve, mistakes: Mistakes) -> bool:
@@ -271,6 +287,10 @@ def leave(server: Server, command: Leave, mistakes: Mistakes) -> Effect:
 
 
 def renew(server: Server, command: Renew, mistakes: Mistakes) -> Effect:
+    window = server.window
+    if command.has_window and window is not None and window.nonce == command.nonce:
+        says_nothing = Mistake.WINDOW_IS_NOT_SAID in mistakes
+        server = server._replace(window=window if says_nothing else window._replace(sending=False))
     key = server.permits[command.permit - 1] if command.permit else server.queued
     if key is not None and (key.nonce == command.nonce or Mistake.RENEW_WITHOUT_OWNER_CHECK in mistakes):
         if Mistake.SENT_IS_NOT_SAID not in mistakes:
@@ -324,6 +344,8 @@ def _in_reach(server: Server, limit: int) -> tuple[Key | None, ...]:
 def give_up(server: Server, command: GiveUp, mistakes: Mistakes) -> Effect:
     if _has_place(server, command.claim):
         server = server._replace(queued=None)
+    if command.closes_window and server.window is not None and server.window.nonce == command.claim:
+        server = server._replace(window=None)
     permit = server.number_of(command.claim)
     if 0 < permit <= len(_in_reach(server, command.limit)):
         return Effect(Tag.RELEASED, _freed(server, [permit], mistakes))

@@ -183,6 +183,10 @@ class Fate:
         queued = world.server.queued
         if queued is not None and queued.nonce not in world.claims:
             yield from self._lapse_early(world, world.server._replace(queued=None), queued)
+        window = world.server.window
+        if window is not None and not window.sending and world.faults.may("lapses"):
+            closed = world._replace(server=world.server._replace(window=None)).close_window(window.attempt)
+            yield Step(f"the window of {window.attempt} ends", closed.spend("lapses"))
         for permit, key in enumerate(world.server.permits, 1):
             if key is not None:
                 yield from self._end(world, permit, key)

@@ -15,7 +15,7 @@ from .commands import Acquire, Command, GiveUp, HandOver, Release, Reserve
 from .server import member_of
 
 #: In the model a lock has one name, and time does not pass.
-KEY, PLACE, LEASE = "key", "key:queued", 0.0
+KEY, PLACE, WINDOW, LEASE = "key", "key:queued", "key:window", 0.0
 #: An Enum hashes its name each time, and the model asks a million times.
 hold.Phase.__hash__ = object.__hash__  # type: ignore[method-assign]
 
@@ -64,13 +64,13 @@ class Words:
         return Acquire(token.nonce, token.attempt, note is not None, *called, token.times, nonce)
 
     @staticmethod
-    def reserve(key: str, token: Any, ttl: float, passed: Any, *, in_queue: bool) -> Reserve:
-        return Reserve(token.nonce, token.attempt, *passed)
+    def reserve(key: str, token: Any, ttl: float, passed: Any, *, in_queue: bool, window: float | None) -> Reserve:
+        return Reserve(token.nonce, token.attempt, *passed, opens_window=window is not None)
 
     @staticmethod
-    def release(demand: Demand, owner: Any, note: Any = None, *, place: str | None = None) -> Release | GiveUp:
-        if place is not None:
-            return GiveUp(owner.nonce, is_to_come=False, exactly=owner.attempt)
+    def release(demand: Demand, owner: Any, note: Any = None, *, places: tuple[str, ...] = ()) -> Release | GiveUp:
+        if places:
+            return GiveUp(owner.nonce, is_to_come=False, exactly=owner.attempt, closes_window=WINDOW in places)
         if isinstance(owner, Token):
             return Release(owner.nonce, None, False, demand.capacity, exactly=(owner.attempt, owner.times))
         if isinstance(owner, Call):
@@ -92,8 +92,8 @@ class Hold(hold.Hold):
     words = Words
 
     @classmethod
-    def of(cls, token: Any, limit: int = 1, claim: str = "", place: str | None = None) -> Hold:
-        return cls(Demand(KEY, limit), token, ClaimOfMessage(claim, LEASE) if claim else None, place=place)
+    def of(cls, token: Any, limit: int = 1, claim: str = "", places: tuple[str, ...] = ()) -> Hold:
+        return cls(Demand(KEY, limit), token, ClaimOfMessage(claim, LEASE) if claim else None, places=places)
 
     @property
     def limit(self) -> int:

@@ -33,6 +33,8 @@ class Message(NamedTuple):
     """The header says that the work has begun, so that no policy may drop the message."""
     after: str = ""
     """The id of a task whose end the publisher had seen. The message must not be dropped in favour of that task."""
+    window: bool = False
+    """The message is a job of a task that has windows."""
     rank: int = 0
     """The message's rank in a line. Copies of it have the same."""
 

@@ -13,10 +13,10 @@ from celery_redislock.protocol.scripts import Passed, Tag
 from promises import Promise
 
 from . import known
-from .commands import Renew
+from .commands import Command, Effect, Renew
 from .effects import apply
 from .executions import CLOSED, OVER, Phase
-from .holds import LEASE, PLACE, Hold, token
+from .holds import LEASE, PLACE, WINDOW, Hold, token
 from .messages import Message
 from .rules import Mistake
 from .server import Key
@@ -48,6 +48,11 @@ class Publisher(NamedTuple):
     def claim(self) -> str:
         return self.message.claim
 
+    @property
+    def question(self) -> Command:
+        window = LEASE if self.message.window else None
+        return self.hold.reserve(LEASE, self.passed, in_queue=False, window=window)
+
 
 class Publishing:
     """The steps of publishers.
@@ -69,7 +74,8 @@ class Publishing:
         match one.stage:
             case Stage.WANTS:
                 claim = world.fresh("h")
-                hold = Hold.of(token(claim, one.message.attempt), place=PLACE)
+                places = (PLACE, WINDOW) if one.message.window else (PLACE,)
+                hold = Hold.of(token(claim, one.message.attempt), places=places)
                 claimed = one._replace(message=one.message._replace(claim=claim), hold=hold.asked())
                 yield self._ask(gone, claimed)
                 if world.faults.may("lost_replies"):
@@ -89,12 +95,12 @@ class Publishing:
             yield Step(f"the publisher of {one.message} dies {one.stage.value}", dead)
 
     def _ask(self, world: World, one: Publisher) -> Step:
-        command = one.hold.reserve(LEASE, one.passed, in_queue=False)
+        command = one.question
         effect = apply(world.server, command, self.mistakes)
         one = one._replace(hold=one.hold.answered(one.hold.asks, effect.reply))
         after, asked = world._replace(server=effect.server), (world.server, command)
-        if effect.reply is Tag.OUTSTANDING:
-            return self._outstanding(after, one, effect.holders, asked)
+        if effect.reply in {Tag.OUTSTANDING, Tag.WINDOW}:
+            return self._outstanding(after, one, effect, asked)
         key = world.server.permits[0]
         is_stolen = key is not None and not key.is_reserved and key != effect.server.permits[0]
         is_queued = effect.reply is Tag.QUEUED
@@ -102,14 +108,19 @@ class Publishing:
         label = f"a publisher takes the {'place' if is_queued else 'key'} for {one.message}"
         return Step(label, after.put_publisher(took, Stage.TOOK), asked, Promise.OWNER if is_stolen else None)
 
-    def _outstanding(self, world: World, one: Publisher, holders: tuple[Key, ...], asked: tuple[object, ...]) -> Step:
+    def _outstanding(self, world: World, one: Publisher, effect: Effect, asked: tuple[object, ...]) -> Step:
+        holders, in_window = effect.holders, effect.reply is Tag.WINDOW
         causes = frozenset({one.message.parent} - {""})
         taken = [known.holder(key, self.mistakes - {Mistake.UNSENT_IS_A_HOLDER}) for key in holders]
         decision = on_outstanding(
-            *("task", causes, taken, one.passed), lambda holder: self._has_ended(world, holder.task_id)
+            *("task", causes, taken, one.passed),
+            lambda holder: self._has_ended(world, holder.task_id),
+            in_window=in_window,
         )
         if isinstance(decision, NotSent):
-            return self._be_patient(world, one, next(key for key in holders if key.sending), asked)
+            return self._be_patient(
+                world, one, next(key for key in holders if key.attempt.task_id == decision.task_id), asked
+            )
         if decision is None:
             sent = world.remember("published", one.message.attempt).enqueue(one.message._replace(claim=""))
             return Step(f"{one.message} is sent without a place", sent, asked, self._second_job(world, one))
@@ -119,7 +130,7 @@ class Publishing:
             return Step(f"the publisher of {one.message.attempt} passes over {met}", passes, asked)
         job = next(key.attempt for key in holders if key.attempt.task_id == decision.job.task_id)
         label = f"the publisher of {one.message.attempt} is answered with {job}"
-        broken = Promise.SERVED_ANEW if one.message.after == job.task_id else None
+        broken = Promise.SERVED_ANEW if one.message.after == job.task_id and not in_window else None
         return Step(label, world.remember("answered", job), asked, broken)
 
     def _be_patient(self, world: World, one: Publisher, holder: Key, asked: tuple[object, ...]) -> Step:
@@ -130,14 +141,17 @@ class Publishing:
             waits = world.put_publisher(one, Stage.PASSES)
             return Step(f"the publisher of {one.message.attempt} waits for {holder.attempt} to be sent", waits, asked)
         world = world.spend("slow_publishes") if lives else world
-        takes = one._replace(passed=one.passed._replace(takes_over=True))
+        unsent = one.passed.unsent | {holder.attempt.task_id}
+        takes = one._replace(passed=one.passed._replace(unsent=unsent))
         label = f"the publisher of {one.message.attempt} is to take {holder.attempt} over"
         return Step(label, world.put_publisher(takes, Stage.PASSES), asked)
 
     def _say_sent(self, world: World, one: Publisher) -> Step:
-        command = Renew(one.claim, 0 if one.message.queued else 1)
+        command = Renew(one.claim, 0 if one.message.queued else 1, one.message.window)
         effect = apply(world.server, command, self.mistakes)
         after, is_kept = world._replace(server=effect.server), effect.reply is Tag.KEPT
+        if effect.server.window is not None and effect.server.window.nonce == one.claim:
+            after = after.remember("windows", one.message.attempt)
         if self.promises_one_job and self.are_slow and is_kept:
             after = after.remember("jobs", one.message.attempt)
         return Step(f"the publisher of {one.message} says that it is sent", after, (world.server, command))
@@ -147,7 +161,7 @@ class Publishing:
         return ended and Mistake.ENDED_IS_A_HOLDER not in self.mistakes
 
     def _lose_reply(self, world: World, one: Publisher) -> Step:
-        command = one.hold.reserve(LEASE, one.passed, in_queue=False)
+        command = one.question
         after = world._replace(server=apply(world.server, command, self.mistakes).server)
         label = f"a publisher asks for the key for {one.message}, the reply is lost"
         return Step(label, after.put_publisher(one, Stage.ASKED), (world.server, command))
@@ -158,6 +172,8 @@ class Publishing:
             is_overtaken = self.are_slow and not any(key.nonce == one.claim for key in world.server.reserved)
             broken = None if is_overtaken else self._second_job(world, one)
             sent = sent if self.are_slow else sent.remember("jobs", one.message.attempt)
+        if one.message.window and world.history.windows:
+            broken = Promise.ONE_IN_WINDOW
         sent = sent.enqueue(one.message).put_publisher(one, Stage.SENT)
         return Step(f"the publisher sends {one.message}", sent, None, broken)
 
@@ -174,10 +190,12 @@ class Publishing:
         """The broker reports an error. The broker may have taken the message all the same."""
         command = one.hold.undo()
         server, asked = world.server, None
+        if Mistake.FAILED_PUBLISH_LEAVES_ITS_WINDOW in self.mistakes:
+            command = command._replace(closes_window=False)
         if Mistake.FAILED_PUBLISH_LEAVES_ITS_KEY not in self.mistakes:
             server, asked = apply(world.server, command, self.mistakes).server, (world.server, command)
         failed = world._replace(server=server).remember("failed", one.message.attempt)
-        is_left = any(key.nonce == one.claim for key in server.reserved)
+        is_left = any(key is not None and key.nonce == one.claim for key in (*server.reserved, server.window))
         yield Step(f"{one.message} cannot be sent", failed, asked, Promise.FREED if is_left else None)
         out = failed.remember("published", one.message.attempt).enqueue(one.message)
         yield Step(f"{one.message} is out, but seems not to be", out, asked)

@@ -7,6 +7,7 @@ their leases, the line and the notes must be the model's. So the model and the c
 from __future__ import annotations
 
 import itertools
+import math
 
 import redis
 
@@ -42,7 +43,7 @@ KEY = "redislock:{shop.bill:7}"
 OLD_LEASE, NEW_LEASE = 50.0, 100.0
 #: How long an offer lives, and then a call, in seconds.
 OFFER, CALL = 1.0, 5.0
-LINE, QUEUED = keys_of(KEY).line, keys_of(KEY).queued
+LINE, QUEUED, WINDOW = keys_of(KEY).line, keys_of(KEY).queued, keys_of(KEY).window("shop.bill")
 
 
 def small_lines() -> list[tuple[Server, Command]]:
@@ -129,6 +130,8 @@ class Keys:
             pipe.set(keys_of(KEY).gone(real(claim)), "", ex=60)
         if server.queued:
             pipe.set(QUEUED, self.value(server.queued), px=int(OLD_LEASE * 1000))
+        if server.window:
+            pipe.set(WINDOW, self.value(server.window), px=int(OLD_LEASE * 1000))
         if server.line:
             pipe.zadd(LINE, {self.member(member): rank for rank, member in server.line})
             pipe.expire(LINE, 60)
@@ -149,9 +152,10 @@ class Keys:
                     call=self.call(command) if command.room else None,
                     claim=ClaimOfMessage(real(command.claim), NEW_LEASE) if command.claim else None,
                 )
-            case Reserve(claim, attempt, ended, preceding, takes_over):
-                passed = Passed(ended, preceding, takes_over)
-                return commands.reserve(KEY, self.sending(claim, attempt), NEW_LEASE, passed, in_queue=False)
+            case Reserve(claim, attempt, ended, preceding, unsent, opens_window):
+                passed, window = Passed(ended, preceding, unsent), OLD_LEASE if opens_window else None
+                token = self.sending(claim, attempt)
+                return commands.reserve(KEY, token, NEW_LEASE, passed, in_queue=False, window=window)
             case Release(nonce, over, unseen_copy):
                 left = Note(note(over), in_any_case=unseen_copy) if over else None
                 if nonce[0] == "!":
@@ -164,12 +168,15 @@ class Keys:
                 left = Note(note(over), in_any_case=unseen_copy) if over else None
                 return commands.hand_over(demand, owner(nonce), self.token(claim, attempt), NEW_LEASE, left)
             case GiveUp(claim, exactly=Attempt() as attempt):
-                return commands.release(demand, self.sending(claim, attempt).value, place=QUEUED)
+                places = (QUEUED, WINDOW) if command.closes_window else (QUEUED,)
+                return commands.release(demand, self.sending(claim, attempt).value, places=places)
             case GiveUp(claim, is_to_come):
-                return commands.give_up(demand, real(claim), is_to_come=is_to_come)
+                window = WINDOW if command.closes_window else None
+                return commands.give_up(demand, real(claim), is_to_come=is_to_come, window=window)
             case Renew(nonce, permit):
                 name = keys_of(KEY).permit(permit) if permit else QUEUED
-                return commands.renew([(name, owner(nonce), NEW_LEASE)])
+                windows = [(WINDOW, owner(nonce), math.inf)] if command.has_window else []
+                return commands.renew([(name, owner(nonce), NEW_LEASE), *windows])
             case Enter(room, rank):
                 return commands.enter(demand, self.room(room), rank)
             case Stand(room, rank, next_rank):
@@ -182,7 +189,7 @@ class Keys:
 
         All must have a time to live.
         """
-        names = [*(keys_of(KEY).permit(permit) for permit in range(1, permits + 1)), QUEUED]
+        names = [*(keys_of(KEY).permit(permit) for permit in range(1, permits + 1)), QUEUED, WINDOW]
         pipe = self.client.pipeline(transaction=False)
         values, found, line = pipe.mget(names).keys("*").zrange(LINE, 0, -1, withscores=True).execute()
         others = [name.decode() for name in found]
@@ -262,12 +269,12 @@ def plain(server: Server, command: Command) -> tuple[Server, Command]:
     given |= {field: small[given[field]] for field in ("rank", "next_rank") if given.get(field)}
     permits = tuple(
         key and key._replace(nonce=owner(key.nonce), rank=small.get(key.rank, 0) if key.nonce[0] == "!" else 0)
-        for key in (*server.permits, server.queued)
+        for key in (*server.permits, server.queued, server.window)
     )
     notes = server.notes & {getattr(command, "attempt", None), getattr(command, "note", None)}
     gone = frozenset(names[claim] for claim in server.gone & set(names))
     line = tuple(sorted((small.get(rank, 0), member(old)) for rank, old in server.line))
-    return Server(permits[:-1], notes, gone, line, permits[-1]), type(command)(**given)
+    return Server(permits[:-2], notes, gone, line, *permits[-2:]), type(command)(**given)
 
 
 def follow(keys: Keys, server: Server, command: Command) -> None:
@@ -285,12 +292,13 @@ def follow(keys: Keys, server: Server, command: Command) -> None:
     if effect.reply is Tag.OUTSTANDING:
         taken = [str(token) for token, _ in Outstanding.of(reply).taken]
         assert taken == [keys.value(key) for key in effect.holders], story
-    assert values == [keys.value(key) if key else None for key in (*after.permits, after.queued)], story
+    assert values == [keys.value(key) if key else None for key in (*after.permits, after.queued, after.window)], story
     claims = {keys_of(KEY).gone(real(claim)) for claim in after.gone}
     assert notes == {note(attempt) for attempt in after.notes} | claims, story
     assert line == [(rank, keys.member(member)) for rank, member in after.line], story
-    longests = [longest_lease(server, command, effect, permit) for permit in range(1, len(leases))]
-    for lease, longest in zip(leases, [*longests, longest_place(server, command, effect)], strict=True):
+    longests = [longest_lease(server, command, effect, permit) for permit in range(1, len(server.permits) + 1)]
+    longests += [longest_place(server, command, effect), OLD_LEASE if after.window else 0.0]
+    for lease, longest in zip(leases, longests, strict=True):
         assert longest / 2 < lease <= longest or lease == longest == 0, story
 
 
@@ -335,18 +343,22 @@ def small_places() -> list[tuple[Server, Command]]:
             for preceding in ((), ("n1",))
         ),
         *(
-            Reserve("h9", Attempt("h9", 0, 0), frozenset(), frozenset(preceding), takes_over=True)
+            Reserve("h9", Attempt("h9", 0, 0), frozenset(), frozenset(preceding), frozenset({"h2"}), opens_window)
             for preceding in ((), ("h2",))
+            for opens_window in (False, True)
         ),
-        *(Renew("h1", permit) for permit in (0, 1)),
+        *(Renew("h1", permit, has_window) for permit in (0, 1) for has_window in (False, True)),
+        Reserve("h9", Attempt("h9", 0, 0), frozenset({"h2"}), opens_window=True),
+        GiveUp("h1", is_to_come=False, closes_window=True),
         *(Acquire("n1", Attempt("n1", 0, 0), reads_note, claim="h1") for reads_note in (False, True)),
         *(GiveUp("h1", is_to_come) for is_to_come in (False, True)),
         HandOver("n1", None, False, "h7", Attempt("n1", 1, 0)),
     ]
     states = [
-        Server((key,), line=line, queued=queued)
+        Server((key,), line=line, queued=queued, window=window)
         for key in (None, *others, *jobs, again)
         for queued in (None, *(job for job in jobs if job.is_reserved and job != key))
         for line in ((), ((10, "r1"),))
+        for window in ((None, jobs[2], jobs[3], jobs[-1]) if key is None or queued is None else (None,))
     ]
     return [(server, command) for server in states for command in commands]

@@ -18,6 +18,7 @@ PROMISES = (
     Promise.SERVED_ANEW,
     Promise.ANSWERED,
     Promise.ONE_JOB,
+    Promise.ONE_IN_WINDOW,
     Promise.RESERVED,
     Promise.ENDS,
     Promise.ORDER,
@@ -121,5 +122,10 @@ class Mistake(Enum):
     UNSENT_IS_A_HOLDER = "a run is skipped in favour of a job whose message has not been sent"
     SENT_IS_NOT_SAID = "a publisher lets its reservation live longer, and does not say that its message is sent"
     SENT_IS_TAKEN_OVER = "a publish that has waited takes over what is reserved for a message that has been sent"
+    ANY_UNSENT_IS_TAKEN_OVER = "a publish that has waited for one job to be sent takes over another one too"
+    WINDOW_IS_NOT_HEEDED = "a publish looks for no job within its window if the key is free"
+    WINDOW_IS_NOT_SAID = "a publisher does not say of its window that the message is sent"
+    FAILED_PUBLISH_LEAVES_ITS_WINDOW = "a publish that fails leaves its window open"
+    REVOKED_LEAVES_ITS_WINDOW = "a job that is revoked before it starts leaves its window open"
     PLACE_IS_KEPT = "a run that is granted its key keeps the place in the queue"
     CLAIMED_MESSAGE_MEETS_THE_POLICY = "a message whose reservation has lapsed is skipped as a duplicate"

@@ -161,6 +161,16 @@ SLOW_PUBLISH = Scenario(
     Faults(2, slow_publishes=1, failed_publishes=1),
     (Publisher(Message(A)), Publisher(Message(STRANGER))),
 )
+WINDOW = Scenario(
+    "two publishers of a job that has windows, and one that has seen it end",
+    (),
+    {
+        A: (Ending("FAILURE", caller=Message(STRANGER, window=True), caller_of_job=True),),
+        **dict.fromkeys((STRANGER, OTHER), (SUCCESS,)),
+    },
+    Faults(1, failed_publishes=1, revokes=1, lapses=1, deaths=1, lost_replies=1),
+    (Publisher(Message(A, window=True)), Publisher(Message(OTHER, window=True))),
+)
 
 SENT_BACK_TWICE = Scenario(
     "two strangers whose rooms are full, and a message that is sent back twice at once",
@@ -362,6 +372,7 @@ SCENARIOS = (
     JOB_AMONG_OTHERS,
     FOLLOWED_JOB,
     SLOW_PUBLISH,
+    WINDOW,
     SENT_BACK_TWICE,
     OLD,
     REUSED,

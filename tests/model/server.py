@@ -82,6 +82,8 @@ class Server(NamedTuple):
     """The rooms that wait for the lock, each with its rank: that of the first of those who wait in it. In order."""
     queued: Key | None = None
     """The place in the queue, reserved for a message that is to run after the lock's holder; None where it is free."""
+    window: Key | None = None
+    """The last job of the task, for as long as no other one is to be sent; None where the window is closed."""
 
     @property
     def keys(self) -> list[Key]:

@@ -133,10 +133,13 @@ class Steps(Driver):
     def _revoke(self, world: World) -> Iterator[Step]:
         """A message with a claim is revoked, and the main process gives up its reservation. Others need no command."""
         for message in {message for message in world.queue if message.claim}:
-            command = self._give_up(message, world)
+            closes = message.window and not self._makes(Mistake.REVOKED_LEAVES_ITS_WINDOW)
+            command = self._give_up(message, world)._replace(closes_window=closes)
             after = world._replace(server=self._apply(world, command).server)
             after = after.dequeue(message).spend("revokes").remember("settled", message.attempt)
-            yield Step(f"{message} is revoked", after, (world.server, command))
+            window = after.server.window
+            broken = Promise.FREED if window is not None and window.nonce == message.claim else None
+            yield Step(f"{message} is revoked", after.close_window(message.attempt), (world.server, command), broken)
 
         for one in world.executions:
             if one.phase in {Phase.WAITING, Phase.CALLED} and not one.message.claim:

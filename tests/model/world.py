@@ -79,6 +79,8 @@ class History(NamedTuple):
     jobs: frozenset[Attempt] = frozenset()
     """Attempts that were sent with a reservation; noted only where `Faults.spares_jobs`. Where publishers may be slow,
     only those count that were said to be sent."""
+    windows: frozenset[Attempt] = frozenset()
+    """Attempts that were said to be sent and have opened a window that must be open still."""
     failed: frozenset[Attempt] = frozenset()
     """Attempts whose publisher has died or was too slow, or whose publish has failed."""
 
@@ -189,6 +191,10 @@ class World(NamedTuple):
         world = self.remember("excused", (attempt, excuse))
         return world if excuse is Excuse.ACKED_EARLY else world._replace(faults=Faults())
 
+    def close_window(self, attempt: Attempt) -> World:
+        """This state, in which the window of `attempt` need not be open any more."""
+        return self._replace(history=self.history._replace(windows=self.history.windows - {attempt}))
+
     def spend(self, fault: str) -> World:
         return self._replace(faults=self.faults.spend(fault))
 
@@ -238,7 +244,8 @@ class World(NamedTuple):
             kind: ``"n"`` for an execution, ``"h"`` for a claim.
         """
         used = {key.nonce for key in self.server.keys} | {f"n{key.room[1:]}" for key in self.server.keys if key.room}
-        used |= {key.nonce for key in self.server.reserved} | {undo.nonce for undo in self.late}
+        used |= {key.nonce for key in (*self.server.reserved, self.server.window) if key is not None}
+        used |= {undo.nonce for undo in self.late}
         used |= {message.claim for message in self.queue} | {one.claim for one in self.publishers} | self.server.gone
         used |= {f"n{room_of(member)[1:]}" for _, member in self.server.line}
         for one in self.executions:

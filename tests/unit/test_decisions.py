@@ -222,11 +222,13 @@ def test_a_publish_that_asks_again_is_answered_with_a_newer_job_and_with_none_th
 
 
 def test_a_job_that_is_being_sent_is_waited_for_and_then_passed_over() -> None:
-    sending = HOLDER._replace(state="sending", hostname="web-1")
-    assert isinstance(outstanding([sending]), NotSent)
-    assert isinstance(outstanding([sending], ENDED), NotSent)
-    assert outstanding([sending], Passed(takes_over=True)) is None
-    assert outstanding([sending, HOLDER], Passed(takes_over=True)) == Answer(HOLDER)
+    sending = HOLDER._replace(task_id="sending", state="sending", hostname="web-1")
+    unsent = Passed(unsent=frozenset({"sending"}))
+    assert outstanding([sending]) == NotSent("sending")
+    assert outstanding([sending], ENDED) == NotSent("sending")
+    assert outstanding([sending], unsent) is None
+    assert outstanding([sending, HOLDER], unsent) == Answer(HOLDER)
+    assert outstanding([sending._replace(task_id="another")], unsent) == NotSent("another")
     assert isinstance(outstanding([sending._replace(task="shop.other")]), AskAgain)
 
 

@@ -17,7 +17,7 @@ from celery_redislock.protocol.scripts import ACQUIRE, NOTE_TTL, Claim, Command,
 from celery_redislock.protocol.tokens import NOTHING, RESERVED, RUNS, Token, known_by
 
 DEMAND = Demand("redislock:{x}")
-PLACE = keys_of(DEMAND.key).queued
+PLACES = (keys_of(DEMAND.key).queued, keys_of(DEMAND.key).window("*"))
 CALL, NOTE, CLAIM = b"!room 1", Note("note"), Claim("C" * 22, 5.0)
 
 
@@ -27,7 +27,7 @@ def token(number: int, milliseconds: int = 0, state: str = RUNS) -> Token:
 
 
 MINE, AGAIN, HEIR = token(1), token(1, 1), token(2, state=RESERVED)
-FRESH = Hold(DEMAND, MINE, CLAIM, CALL, PLACE)
+FRESH = Hold(DEMAND, MINE, CLAIM, CALL, PLACES)
 ASKED = FRESH.asked()
 HELD = ASKED.answered(1, Tag.GRANTED)
 HOLDS = {
@@ -142,12 +142,14 @@ def test_an_acquire_presents_the_call_and_the_claim() -> None:
 
 def test_a_publish_reserves_with_its_token() -> None:
     passed = Passed(frozenset({"a"}))
-    assert ASKED.reserve(10.0, passed, in_queue=True) == commands.reserve(DEMAND.key, MINE, 10.0, passed, in_queue=True)
+    for window in (None, 60.0):
+        options = {"in_queue": True, "window": window}
+        assert ASKED.reserve(10.0, passed, **options) == commands.reserve(DEMAND.key, MINE, 10.0, passed, **options)
 
 
 def test_an_undo_names_the_whole_token_and_the_place() -> None:
-    assert ASKED.undo() == commands.release(DEMAND, MINE.value, place=PLACE)
-    assert ASKED._replace(place=None).undo() == commands.release(DEMAND, MINE.value)
+    assert ASKED.undo() == commands.release(DEMAND, MINE.value, places=PLACES)
+    assert ASKED._replace(places=()).undo() == commands.release(DEMAND, MINE.value)
 
 
 def test_an_end_releases_lets_cool_down_or_hands_over_and_the_heir_goes_first() -> None:

@@ -208,15 +208,15 @@ def test_an_option_has_a_key_if_its_letter_is_small_and_a_value_if_it_is_a_capit
 def test_an_options_letter_means_the_same_in_all_scripts() -> None:
     described = {(option.letter, option.noun) for options in OPTIONS.values() for option in options}
     assert sorted(letter for letter, _ in described) == sorted({letter for letter, _ in described})
-    shared = set.intersection(*({option.letter for option in options} for options in OPTIONS.values()))
-    assert {"n", "S"} <= shared
+    scripts_with = Counter(option.letter for options in OPTIONS.values() for option in options)
+    assert {"n", "S", "w"} <= {letter for letter, number in scripts_with.items() if number > 1}
 
 
 KEY = "redislock:{shop.bill:7}"
 NAMES = keys_of(KEY)
 DEMANDS = [Demand(KEY), Demand(KEY, 3)]
 RUN, LEFT = known_by("A" * 22), known_by("B" * 22, RESERVED)
-GONE = NAMES.gone(LEFT.nonce)
+GONE, WINDOW = NAMES.gone(LEFT.nonce), NAMES.window(LEFT.task_field)
 #: What is sent for each option below, in whatever script.
 MEANT = {
     "n": "a note",
@@ -232,6 +232,9 @@ MEANT = {
     "K": LEFT.value,
     "T": "4000",
     "S": "3",
+    "Q": "Q",
+    "w": WINDOW,
+    "D": "60000",
 }
 
 
@@ -250,7 +253,9 @@ SENT = {
         call=[None, b"a call"],
         claim=[None, Claim(LEFT.nonce, 3.0)],
     ),
-    "reserve": with_each(functools.partial(commands.reserve, KEY, LEFT, 1.0, Passed()), in_queue=[False, True]),
+    "reserve": with_each(
+        functools.partial(commands.reserve, KEY, LEFT, 1.0, Passed()), in_queue=[False, True], window=[None, 60.0]
+    ),
     "release": [
         *with_each(
             functools.partial(commands.release, owner=RUN.owner),
@@ -258,7 +263,7 @@ SENT = {
             note=NOTES,
             keeps=[None, (LEFT, 4.0)],
             gone=[None, (GONE, None), (GONE, NOTE_TTL)],
-            place=[None, NAMES.queued],
+            places=[(), (NAMES.queued,), (NAMES.queued, WINDOW)],
         ),
         *with_each(functools.partial(commands.hand_over, token=RUN, to=LEFT, ttl=4.0), demand=DEMANDS, note=NOTES),
         *with_each(functools.partial(commands.give_up, claim=LEFT.nonce), demand=DEMANDS, is_to_come=[False, True]),

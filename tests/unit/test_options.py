@@ -60,6 +60,7 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         block_for=10.0,
         hold_on_retry=False,
         cooldown=0.0,
+        window=None,
         queue_ttl=3600.0,
         on_lost="warn",
         on_outage="retry",
@@ -278,6 +279,28 @@ def test_a_setting_that_may_hold_a_password_is_refused_without_its_value(name: s
     message = setting_refusal(**{name: value})
     assert message.startswith(f"redislock_{name} = (a {type(value).__name__}, not shown) is not allowed; allowed: a ")
     assert SECRET not in message
+
+
+@pytest.mark.parametrize("scope", ["run", "queue"])
+def test_a_window_is_for_jobs(scope: str) -> None:
+    assert refusal({"window": 60, "scope": scope}) == (
+        f"shop.bill: lock_window = 60 is not allowed with lock_scope = {scope!r}: it limits how often a job is sent; "
+        "allowed: 'job'"
+    )
+
+
+def test_a_window_is_not_shorter_than_the_lease() -> None:
+    message = refusal({"window": 29.5, "scope": "job"})
+    assert message.endswith(
+        "lock_window = 29.5 is not allowed with the default lock_lease = 30: a window must be at "
+        "least as long as the lease"
+    )
+    assert resolve_options("shop.bill", {"window": 30, "scope": "job"}, {}).window == 30
+
+
+@pytest.mark.parametrize("value", [0, -1, "60", True, math.inf, math.nan])
+def test_a_window_is_a_number_of_seconds(value: Any) -> None:
+    assert "seconds greater than 0" in refusal({"window": value, "scope": "job"})
 
 
 def test_settings_of_the_app_are_taken_as_they_are() -> None:

@@ -12,6 +12,7 @@
 -- g key    the note saying that a claim is no longer needed: the caller's own, given with G, or that of K
 -- G value  how long that note lives, in milliseconds; given only if the key may still be handed over to the caller
 -- p key    the place of the one message that may wait in the queue; given only if it may be reserved for the caller
+-- w key    the window of the caller's job; given, with p, only if the job does not run, so that the window closes
 -- K value  the token that the permit holds next; given only to hand the permit over or let it cool down
 -- T value  how long the permit holds that token, in milliseconds; empty: forever
 -- S value  the capacity; given only if it is above 1: the caller may own any permit
@@ -35,8 +36,8 @@ local lock, line, owner, given = KEYS[1], KEYS[2], ARGV[2], options(2, 2)
 local number, permit, holder = permit_of(owner, lock, line, tonumber(given.S or 1))
 local mine = is_owned_by(owner, holder)
 
-if given.p and is_owned_by(owner, redis.call('GET', given.p)) then
-  redis.call('DEL', given.p)
+for _, name in ipairs({given.p, given.w}) do
+  if is_owned_by(owner, redis.call('GET', name)) then redis.call('DEL', name) end
 end
 if mine then
   redis.call('DEL', permit)  -- first: a server out of memory refuses the writes below unless something was deleted

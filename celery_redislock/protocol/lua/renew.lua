@@ -1,9 +1,9 @@
 -- Renew the lease of each key that its owner still has. If this is sent twice, the lease is not added twice. A publisher
--- sends this when it has sent the message for which the key is reserved.
+-- sends this when it has sent the message for which the key is reserved; it names the job's window too.
 --
 -- KEYS[i]      the keys of the locks; in a Cluster, all in one hash slot
 -- ARGV[2i-1]   the owner in the token that key i should hold: its first part
--- ARGV[2i]     the lease of key i, in milliseconds
+-- ARGV[2i]     the lease of key i, in milliseconds; empty: the key keeps the time that it has left
 --
 -- Returns one tag for each key: kept: renewed, lost: no longer the owner's, or not a string
 
@@ -31,7 +31,7 @@ for i, key in ipairs(KEYS) do
   reply[i] = 'lost'
   if type(value) == 'string' and (OWNS(owner, value) or is_owned_by(owner, value)) then
     if state_of(value) == SENDING then redis.call('SETRANGE', key, 0, RESERVED) end
-    redis.call('PEXPIRE', key, ARGV[2 * i])
+    if ARGV[2 * i] ~= '' then redis.call('PEXPIRE', key, ARGV[2 * i]) end
     reply[i] = 'kept'
   end
 end
