@@ -148,7 +148,7 @@ def on_outstanding(
         taken: The holders of the key and of the place in the queue.
         passed: What the publish has passed over.
         has_ended: Called only if the job's result would otherwise be the answer, and only at the first answer.
-        in_window: Whether `taken` is the one job whose window is open. It is the answer, whatever became of it.
+        in_window: Whether `taken` is the one job whose window is open. It is the answer, even if it has ended.
 
     Returns:
         None if the message is sent without a reservation.
