@@ -52,6 +52,9 @@ IN_ITS_TURN = ["acquire: MGET SET", RELEASED]
 #: From the arrival of a message that waits to its end; the third command is the release of the holder.
 WAITED = [REFUSED, STANDS, OFFERED, TAKES, *IN_ITS_TURN]
 
+#: What a publisher sends once its message is out: its reservation lives longer, and nobody takes it over any more.
+SENT = "renew: GET SETRANGE PEXPIRE"
+
 #: What the lock server is sent in each scenario: each line is one script, and what that calls inside the server. Of the
 #: holder of a key only the end is counted, and only where somebody waits for it.
 BUDGET = {
@@ -80,10 +83,12 @@ BUDGET = {
     ],
     "a publish in scope run": [],
     "a second publish in scope run": [],
-    "a publish in scope job": ["reserve: EXISTS SET", "renew: GET PEXPIRE"],
+    "a publish in scope job": ["reserve: EXISTS SET", SENT],
     "a duplicate publish in scope job": ["reserve: EXISTS SET 2 GET PTTL"],
     "a run in scope job": ["acquire: 2 GET SET", RELEASED],
-    "a publish in scope queue": ["reserve: GET SET", "renew: GET PEXPIRE"],
+    "a publish that opens a window": ["reserve: EXISTS 2 SET", "renew: 2 GET 2 SETRANGE PEXPIRE"],
+    "a duplicate publish in that window": ["reserve: EXISTS 3 GET PTTL"],
+    "a publish in scope queue": ["reserve: GET SET", SENT],
     "a duplicate publish in scope queue": ["reserve: GET PTTL"],
     "a run in scope queue": ["acquire: 2 GET EXISTS SET DEL", RELEASED],
     "a renewal of 1,000 locks": 2 * ["renew: 500 GET 500 PEXPIRE"],
@@ -157,7 +162,10 @@ class Lab:
 def lab(config, locks, ledger, start_worker, tmp_path):
     load_scripts(locks)
     config.settings["redislock_client_options"] = {"socket_timeout": 10.0, "socket_connect_timeout": 10.0}
-    config.settings["task_annotations"] = {"*": {"lock_lease": 90.0}}  # so long that nobody renews it
+    config.settings["task_annotations"] = {
+        "*": {"lock_lease": 90.0},  # so long that nobody renews it
+        "lab.cooling_job": {"lock_window": 3600.0},
+    }
     app = make_app(config)
     lab = Lab(app, locks, ledger, tmp_path)
     start_worker(1)
@@ -243,6 +251,10 @@ def publishes(lab: Lab) -> None:
         with lab.record(f"a {again} publish in scope {scope}"):
             duplicate = lab.task(name).apply_async((lab.key("published"),), queue=NOBODYS)
         assert (duplicate.id == first.id) == (scope != "run")
+    with lab.record("a publish that opens a window"):
+        first = lab.task("cooling_job").apply_async((lab.key("window"),), queue=NOBODYS)
+    with lab.record("a duplicate publish in that window"):
+        assert lab.task("cooling_job").apply_async((lab.key("window"),), queue=NOBODYS).id == first.id
 
 
 def runs_of_what_was_published(lab: Lab) -> None:
