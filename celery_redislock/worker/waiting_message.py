@@ -204,7 +204,7 @@ def _policy_deadlines(request: Any, header: Header, since: float) -> list[float]
 
     `since` is when it began to wait in this worker. All times are by `time.monotonic()`.
     """
-    now, ends, options = time.monotonic(), [], request.task.lock_plan.options
+    now, ends, options = time.monotonic(), [], request.task.lock_plan.options_for(header)
     if header.claim is not None:  # its run asks for the key, which extends its reservation
         ends.append(since + options.queue_ttl / 2)
     if options.wait_for is not None:
