@@ -178,7 +178,7 @@ class LockedTask(LockAttributes, BaseTask):
         try:
             key = self._demand(plan, args or (), kwargs or {}).key
         except (TypeError, LockKeyError):
-            if not publication.is_of_job or not is_bare(options):
+            if not publication.is_unique or not is_bare(options):
                 return publication.send()
             raise
         return publication.publish(key, execution_of(self.request_stack.top))

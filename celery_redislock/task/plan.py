@@ -121,7 +121,7 @@ class LockPlan:
             LockConfigError: They cannot be combined with each other, with the task's other options, or with its result
                 backend.
         """
-        return self._of_call(**given) if given else self.options
+        return self._of_call(**given)
 
     def _resolve(self, **given: Any) -> LockOptions:
         own = {**self._own, **given}

@@ -106,9 +106,16 @@ class Publication:
 
     Attributes:
         hold: What the publish has reserved for its message, in the scopes ``job`` and ``queue``.
+        is_unique: Whether the scope is ``job`` or ``queue``, so that the publish reserves the key or the place in the
+            queue.
+        needs_key: Whether the publish may need the key: if it is unique, or if `lock_hold_on_retry` makes a
+            `self.retry()` hand the key over.
     """
 
-    __slots__ = ("_header", "_is_bare", "_lock", "_options", "_plan", "_send", "_task", "hold")
+    __slots__ = (
+        *("_header", "_is_bare", "_lock", "_options", "_plan", "_send", "_task"),
+        *("hold", "is_unique", "needs_key"),
+    )
 
     hold: Hold
 
@@ -117,22 +124,13 @@ class Publication:
     ) -> None:
         self._task = task
         self._plan = plan
-        self._lock = plan.options_of(given)
+        self._lock = lock = plan.options_of(given) if given else plan.options
+        self.is_unique = lock.scope != "run"
+        self.needs_key = self.is_unique or lock.hold_on_retry
         self._options = options
         self._is_bare = is_bare(options)
         self._send = send
         self._header = Header(tokens.mint_publish(), published=publish_time(options), options=given or None)
-
-    @property
-    def needs_key(self) -> bool:
-        """Whether the publish may need the key: in the scopes ``job`` and ``queue`` it reserves the key or the place in
-        the queue, and with `lock_hold_on_retry` a `self.retry()` hands the key over."""
-        return self.is_of_job or self._lock.hold_on_retry
-
-    @property
-    def is_of_job(self) -> bool:
-        """Whether the message is the job of its key, in the scopes ``job`` and ``queue``, and not only one of many."""
-        return self._lock.scope != "run"
 
     def send(self) -> LockedResult:
         """Send the message with its own header, which replaces one copied from another message.
@@ -181,7 +179,7 @@ class Publication:
                 return self._hand_over(execution)
         elif self._options.get("retries"):
             return self.send()
-        return self.send() if self._lock.scope == "run" else self._take(key)
+        return self._take(key) if self.is_unique else self.send()
 
     def _is_next_attempt(self, execution: Execution) -> bool:
         """Whether this publish is the `self.retry()` of the run that publishes."""

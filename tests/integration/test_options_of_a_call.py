@@ -15,9 +15,13 @@ from celery.beat import ScheduleEntry, Scheduler
 from celery.exceptions import TaskRevokedError
 
 from celery_redislock import LockConfigError, LockConflict, LockedTask, LockKeyError
+from celery_redislock.app import server_of
 from celery_redislock.message.header import Header
+from celery_redislock.protocol.names import Demand
+from celery_redislock.protocol.tokens import Attempt, mint, mint_nonce, origin
 from celery_redislock.testing import busy
 from tests.lab.app import make_app
+from tests.lab.asking import acquire
 
 # Of redis-py, to Celery's result backend.
 pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")
@@ -112,6 +116,13 @@ def test_arguments_of_the_task_may_have_such_names(app, queued):
 def test_a_task_without_a_lock_takes_what_it_took(plain, queued):
     plain.apply_async(("k",), lock_scope="job")
     assert len(queued()) == 1
+
+
+def test_a_beat_entry_may_have_them(app, tasks, queued):
+    entry = ScheduleEntry("e", tasks.work.name, schedule=1.0, args=("k",), options={"lock_scope": "job"}, app=app)
+    Scheduler(app, lazy=True).apply_entry(entry)
+    Scheduler(app, lazy=True).apply_entry(entry)
+    assert options_sent(queued) == [{"scope": "job"}]
 
 
 def test_beat_logs_the_refusal_and_goes_on(app, tasks, caplog):
@@ -277,7 +288,7 @@ def test_the_default_policy_is_that_of_a_task_with_these_options(app):
     assert plan.options.on_conflict == "skip"
     assert plan.options_of({"scope": "queue"}).on_conflict == "wait"
     assert plan.options_of({"scope": "job"}).on_conflict == "skip"
-    assert plan.options_of({}) is plan.options
+    assert plan.options_for(Header()) is plan.options
 
 
 def test_a_task_of_another_scope_runs_a_call_in_scope_run_by_its_default(tasks):
@@ -400,6 +411,27 @@ def test_a_combination_that_this_version_of_the_task_does_not_allow_is_an_error_
         "task lab.limited[id] runs without the lock options of its call: lab.limited: lock_limit = 2"
     )
     assert options_sent(queued) == [None]
+
+
+@pytest.mark.parametrize(
+    ("own", "of_call", "state"),
+    [(0.0, {"cooldown": 50}, "PENDING"), (50.0, {"cooldown": 0}, "PENDING"), (50.0, None, "REVOKED")],
+)
+def test_who_comes_between_a_result_and_the_release_is_skipped_only_where_the_key_must_cool_down(
+    app, deliver, queued, own, of_call, state
+):
+    """The call of the holder may have set another cooldown, so its key may be free in a moment."""
+
+    @app.task(base=LockedTask, name="lab.skips", shared=False, lock_cooldown=own)
+    def skips(key): ...
+
+    store = server_of(app).store
+    token = mint(mint_nonce(), Attempt("holder", 0, 0), origin("w@host", "lab.skips"))
+    acquire(store, Demand(skips.lock_for("k").name), token, 30.0)
+    app.backend.mark_as_done("holder", "result")
+    deliver(app, "lab.skips", "k", redislock={"options": of_call})
+    assert app.AsyncResult("id").state == state
+    assert options_sent(queued) == ([] if state == "REVOKED" else [of_call])
 
 
 # A retry.
