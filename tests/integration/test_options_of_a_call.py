@@ -205,7 +205,9 @@ def test_a_canvas_carries_the_options_of_each_signature(tasks, plain, queued):
     chain(tasks.work.si("first").set(lock_cooldown=1), tasks.work.si("next").set(lock_on_conflict="join"))()
     group(tasks.work.si("one"), tasks.work.si("two")).apply_async(lock_on_conflict="raise")
     tasks.work.apply_async(("k",), link=tasks.work.si("link").set(lock_wait_for=3))
-    assert options_sent(queued) == [None, {"on_conflict": "raise"}, {"on_conflict": "raise"}, {"cooldown": 1}]
+    chain(tasks.work.si("first"), tasks.work.si("next")).apply_async(lock_wait_for=4)
+    sent = [{"wait_for": 4}, None, {"on_conflict": "raise"}, {"on_conflict": "raise"}, {"cooldown": 1}]
+    assert options_sent(queued) == sent
 
 
 def test_what_follows_a_run_carries_the_options_of_its_own_signature(app, tasks, deliver, queued):
