@@ -97,7 +97,8 @@ def on_joining(outcome: Outcome, options: LockOptions, waited: float, *, has_key
 
     Args:
         outcome: What is known of the joined task.
-        options: The task's options. A joined task in state RETRY counts as dead once `waited` reaches `lock_queue_ttl`.
+        options: The message's options. A joined task in state RETRY counts as dead once `waited` reaches
+            `lock_queue_ttl`.
         waited: Seconds since this run's message first had to wait.
         has_key: Whether this run holds the key, which means that the joined task is not running.
     """

@@ -41,7 +41,7 @@ class LockedTask(LockAttributes, BaseTask):
 
     Use it as ``@app.task(base=LockedTask)``, or as an app's ``task_cls`` for all of its tasks. Options are class
     attributes: set them in the decorator, in a subclass or in ``task_annotations``. Their app-wide defaults are the
-    settings ``redislock_*``. docs/options.md lists them all.
+    settings ``redislock_*``. A call may set some of them for its own message. docs/options.md lists them all.
 
     A subclass that overrides ``before_start`` or ``after_return`` must call ``super()``.
     """
