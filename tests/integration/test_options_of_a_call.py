@@ -498,12 +498,12 @@ def test_a_replacement_keeps_nothing(app, tasks, deliver, queued):
 
 
 def test_a_call_in_a_body_keeps_nothing(app, tasks, deliver, queued):
-    @app.task(base=LockedTask, bind=True, name="lab.calls", shared=False)
+    @app.task(base=LockedTask, bind=True, name="lab.calls_others", shared=False)
     def calls(self, key):
         tasks.work.delay(key)
         tasks.work.apply_async((key,), headers=self.request.headers)
 
-    deliver(app, "lab.calls", "k", redislock={"options": KEPT})
+    deliver(app, "lab.calls_others", "k", redislock={"options": KEPT})
     assert options_sent(queued) == [None, None]
 
 
