@@ -21,7 +21,7 @@ from celery_redislock.protocol.tokens import is_whole
 from .join import Join, join
 from .raise_ import Fail, refuse
 from .skip import Skip, skip
-from .wait import ComeBack, Wait, wait
+from .wait import ComeBack, Wait, Waiting, wait
 
 HasEnded = Callable[[LockInfo], bool]
 """Tells whether the result backend knows the outcome of a holder's run, although the key is still held."""
@@ -41,7 +41,8 @@ def on_conflict(
 
     Copies, successors, messages that have begun and messages with a reservation are not duplicates, so they wait.
     A message also waits if its sender may have seen the holder's run end, or if the key is offered to a waiter,
-    which has not started and may never start. For all others the policy decides.
+    which has not started and may never start; it asks again if the key then cools down. For all others the policy
+    decides.
 
     `is_own_copy` means that a holder runs the same attempt, from another delivery of this message. `has_ended` may ask
     the result backend: it is called only if no cheaper rule decides, and never for the policy ``wait``.
@@ -52,7 +53,7 @@ def on_conflict(
         return ComeBack(is_begun)
     policy = policy_for(holder, options)
     if policy != "wait" and any(one.state == "offered" or has_ended(one) for one in holder.holders):
-        return ComeBack(is_begun=False)
+        return ComeBack(is_begun=False, reason=Waiting.UNLESS_COOLING)
     return POLICIES[policy](message, holder, options)
 
 

@@ -142,7 +142,8 @@ class LockPlan:
         """Whether the key of another run of this task is taken to cool down if that run succeeds.
 
         The options of that run's call are unknown. If its key does not cool down, a message that comes after its end
-        must not be a duplicate of it. So both the task's own options and a message's `options` must say so.
+        must not be a duplicate of it. So both the task's own options and a message's `options` must say so; otherwise
+        the message waits to see.
         """
         return self.options.cooldown > 0 and options.cooldown > 0
 

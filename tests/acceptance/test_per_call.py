@@ -142,6 +142,24 @@ def test_a_message_that_has_waited_keeps_its_options(tasks, start_worker, ledger
     assert ledger.items() == ["waits"]
 
 
+@pytest.mark.parametrize("cooldown", [60, 0], ids=["cools down", "is free"])
+@pytest.mark.parametrize(("policy", "end"), [("skip", "REVOKED"), ("raise", "FAILURE"), ("join", "first")])
+def test_who_comes_between_a_result_and_the_release_waits_to_see_whether_the_key_cools_down(
+    tasks, start_worker, ledger, gate, policy, end, cooldown
+):
+    """Only the call of the run before knows. If the key is free, the newcomer is no duplicate of what has ended."""
+    start_worker(2)
+    first = tasks.held_up.apply_async(("k", "first"), {"file": str(gate)}, lock_cooldown=cooldown)
+    assert first.get(timeout=PATIENCE) == "first"
+    second = tasks.held_up.apply_async(("k", "second"), lock_cooldown=60, lock_on_conflict=policy)
+    wait_until(ledger.conflicts, "it has met the first one")
+    gate.open()
+    wait_until(second.ready, "it has ended", PATIENCE)
+    assert (end if cooldown else "second") in (second.state, second.result)
+    assert ledger.items() == (["first"] if cooldown else ["first", "second"])
+    wait_until(lambda: tasks.held_up.lock_info("k").state == "cooling", "it cools down")
+
+
 def test_wait_for_ends_the_wait_of_its_own_message_alone(tasks, start_worker, ledger):
     worker = start_worker(1)
     with tasks.work.lock_for("k"):
