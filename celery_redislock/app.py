@@ -6,6 +6,7 @@ import functools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 from celery import Celery
@@ -21,6 +22,8 @@ _COMMAND_TIME = "_redislock_command_time"
 WITHOUT_REDIS = "to test without Redis, set redislock_enabled = False"
 #: The Sentinel transport options that the lock server's client needs too.
 _OF_SENTINELS = ("master_name", "min_other_sentinels", "sentinel_kwargs")
+#: The URL schemes of result backends whose results only the caller, or only one process, can read.
+PRIVATE_BACKENDS = ("rpc", "cache+memory", "cache+locmem", "disabled")
 
 
 def server_of(app: Celery) -> LockServer:
@@ -72,6 +75,44 @@ def is_enabled(app: Celery) -> bool:
                     resolve_settings(settings_of(app))  # raises a LockConfigError with the allowed values
                 return bool(settings[name])
     return True
+
+
+def backend_scheme(app: Celery) -> str:
+    """The URL scheme of an app's result backend; ``"disabled"`` if the app has none."""
+    return str(app.conf.result_backend or "disabled").split("://")[0]
+
+
+def check_backend(app: Celery, task: str, option: str, ignores_result: bool) -> None:
+    """Refuse the policy ``join`` if other processes cannot read the task's outcome.
+
+    Raises:
+        LockConfigError: The task's results are not stored, or only one process can read them.
+    """
+    scheme = backend_scheme(app)
+    if ignores_result or scheme in PRIVATE_BACKENDS:
+        why = (
+            "its results are ignored" if ignores_result else f"other processes cannot read result_backend = {scheme!r}"
+        )
+        raise LockConfigError(
+            f"{task}: {option} = 'join' needs the holder's result, but {why}; use another policy, or a result "
+            "backend such as Redis or a database"
+        )
+
+
+def check_window(app: Celery, task: str, option: str, window: float) -> None:
+    """Refuse a window that stays open longer than Celery keeps the result that its callers get.
+
+    Raises:
+        LockConfigError: The app's results expire sooner.
+    """
+    expires: Any = app.conf.result_expires
+    kept = expires.total_seconds() if isinstance(expires, timedelta) else expires
+    if kept and kept < window:
+        raise LockConfigError(
+            f"{task}: {option} = {window:g} is longer than result_expires = {kept:g}: calls within the window get the "
+            "job's result, and would wait forever for one that has expired; set result_expires to at least the window, "
+            "or ignore_result"
+        )
 
 
 @functools.cache

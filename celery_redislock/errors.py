@@ -152,6 +152,9 @@ class LockConflict(RedisLockError, LockError):
         holder: Who holds the key, as a `LockInfo` or its `plain` values; None if unknown.
     """
 
+    #: Whether the run that it ends asked for it, by the policy ``raise``.
+    is_expected = False
+
     def __init__(self, key: str, holder: LockInfo | Sequence[Any] | None = None) -> None:
         self.key = key
         self.holder = LockInfo.of(holder) if holder else None

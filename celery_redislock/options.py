@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from reprlib import repr as short_repr
 from typing import Any, Literal, NamedTuple, get_args
 
-from .errors import LockConfigError
+from .errors import LockConfigError, shown
 from .protocol.names import MAX_CAPACITY
 
 #: The values of the options that are choices. The first is the default, except for `lock_on_conflict`: see
@@ -91,6 +91,9 @@ OPTIONS: Mapping[str, Rule] = {
     "fence": _TRUE_OR_FALSE,
     "limit": Rule(1, f"{LIMIT.allowed}, or a callable that returns one", lambda v: _is_limit(v) or callable(v)),
 }
+#: The options that a call may set for its own message, without the prefix ``lock_``.
+PER_CALL = ("scope", "on_conflict", "wait_for", "cooldown", "window")
+_OF_CALLS = [f"lock_{name}" for name in PER_CALL]
 #: The names of all task options, as attributes of a task.
 ATTRIBUTES = frozenset(f"lock_{name}" for name in (*KEY_OPTIONS, *OPTIONS))
 #: Names that other locks use for their only duration. Here the user has to choose `lock_lease` or `lock_max_hold`.
@@ -198,6 +201,38 @@ def resolve_options(
     return LockOptions(**values)
 
 
+def check_of_call(task: str, name: str, value: Any) -> None:
+    """Check one lock option of a call. Whether the call's options fit the task's is checked by `resolve_options`.
+
+    Args:
+        task: The task's name, for the error message.
+        name: The option's name, without the prefix.
+        value: Its value.
+
+    Raises:
+        LockConfigError: The option is unknown, a call cannot set it, or its value is not allowed.
+    """
+    option, of_calls = f"lock_{shown(name)}", " or ".join((", ".join(_OF_CALLS[:-1]), _OF_CALLS[-1]))
+    if name not in KEY_OPTIONS and name not in OPTIONS:
+        meant = meant_by(name, "lock_", (*KEY_OPTIONS, *OPTIONS))
+        raise LockConfigError(f"{task}: {option} is not known; {meant}; a call may set {of_calls}")
+    if name not in PER_CALL:
+        setting = f", or redislock_{name} for the app" if name in OPTIONS else ""
+        where = f"set it in the decorator or the class of the task{setting}"
+        raise LockConfigError(
+            f"{task}: {option} is an option of the task, not of a call: {where}; a call may set {of_calls}"
+        )
+    _check(f"{task}: {option}", value, OPTIONS[name])
+
+
+def allowed_of_call(given: Mapping[Any, Any]) -> dict[str, Any] | None:
+    """The options of a call among `given`, which came with its message. Invalid ones are left out.
+
+    None if none is left.
+    """
+    return {name: given[name] for name in PER_CALL if name in given and _accepts(OPTIONS[name], given[name])} or None
+
+
 def _refuse_with_limit(task: str, values: Mapping[str, Any], name: Callable[[str], str]) -> None:
     limit = values["limit"]
     with_limit = f"{task}: {name('limit')} = {limit if isinstance(limit, int) else 'a callable'} is not allowed with"
@@ -277,12 +312,15 @@ def meant_by(name: str, prefix: str, known: Iterable[str]) -> str:
 
 
 def _check(what: str, value: Any, rule: Rule, *, secret: bool = False) -> None:
-    try:
-        accepted = rule.accepts(value)
-    except (TypeError, OverflowError):  # the value is unhashable, or an int too large for a float
-        accepted = False
-    if not accepted:
-        shown = f"(a {type(value).__name__}, not shown)" if secret else short_repr(value)
+    if not _accepts(rule, value):
+        text = f"(a {type(value).__name__}, not shown)" if secret else short_repr(value)
         near = get_close_matches(value, rule.allowed.split("'")[1::2], n=1) if isinstance(value, str) else []
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise LockConfigError(f"{what} = {shown} is not allowed; allowed: {rule.allowed}{hint}")
+        raise LockConfigError(f"{what} = {text} is not allowed; allowed: {rule.allowed}{hint}")
+
+
+def _accepts(rule: Rule, value: Any) -> bool:
+    try:
+        return rule.accepts(value)
+    except (TypeError, OverflowError):  # the value is unhashable, or an int too large for a float
+        return False

@@ -9,7 +9,7 @@ from inspect import cleandoc, getsource
 from itertools import pairwise
 from pathlib import Path
 
-from celery_redislock.options import KEY_OPTIONS, OPTIONS, SETTINGS, LockSettings, Rule
+from celery_redislock.options import KEY_OPTIONS, OPTIONS, PER_CALL, SETTINGS, LockSettings, Rule
 from celery_redislock.task.plan import LockAttributes
 
 PAGE = Path(__file__).with_name("options.md")
@@ -24,7 +24,7 @@ def descriptions(of: type) -> Iterator[tuple[str, str]]:
             yield ast.unparse(declared.target), cleandoc(ast.literal_eval(text.value))
 
 
-def table(kind: str, of: type, rules: Mapping[str, Rule], prefix: str) -> str:
+def table(kind: str, of: type, rules: Mapping[str, Rule], prefix: str, mark: str = "") -> str:
     """A table of options.
 
     Args:
@@ -32,9 +32,11 @@ def table(kind: str, of: type, rules: Mapping[str, Rule], prefix: str) -> str:
         of: The class whose attributes are the options.
         rules: The rule of each option, by its name without a prefix.
         prefix: The prefix of the names on the page.
+        mark: What follows the name of an option that a call may set.
     """
     rows = (
-        f"| `{prefix}{name}` | {markdown(text)} | `{shown(rules[name].default)}` | {quoted(rules[name].allowed)} |\n"
+        f"| `{prefix}{name}`{mark if name in PER_CALL else ''} | {markdown(text)} | `{shown(rules[name].default)}` "
+        f"| {quoted(rules[name].allowed)} |\n"
         for name, text in ((name.removeprefix("lock_"), text) for name, text in descriptions(of))
     )
     return HEAD.format(kind) + "".join(rows)
@@ -75,7 +77,7 @@ def title(page: str) -> str:
 def written(page: str) -> str:
     """The page, with its tables generated again."""
     tables = {
-        "options": table("option", LockAttributes, {**KEY_OPTIONS, **OPTIONS}, "lock_"),
+        "options": table("option", LockAttributes, {**KEY_OPTIONS, **OPTIONS}, "lock_", " (also per call)"),
         "settings": table("setting", LockSettings, SETTINGS, "redislock_"),
     }
     for name, text in tables.items():

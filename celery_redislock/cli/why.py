@@ -10,8 +10,9 @@ from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery import Celery, states
 from kombu.exceptions import EncodeError, OperationalError
 
+from celery_redislock.app import PRIVATE_BACKENDS, backend_scheme
 from celery_redislock.errors import LockConflict, LockInfo, RedisLockError, describe, shown
-from celery_redislock.policy.join import PRIVATE_BACKENDS, backend_scheme, joined_of, moment_of
+from celery_redislock.policy.join import joined_of, moment_of
 from celery_redislock.policy.skip import is_skipped
 from celery_redislock.policy.wait import LONGEST_PAUSE_WHILE_FULL
 from celery_redislock.protocol.tokens import known_as

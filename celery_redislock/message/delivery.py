@@ -24,7 +24,6 @@ from celery.utils.time import maybe_make_aware
 from celery_redislock.protocol.tokens import Attempt
 
 from .header import HEADER, Header
-from .republish import was_delivered_before
 
 #: The name of the request's attribute, and of the entry in its dict, that holds the `Delivery` as a tuple.
 DELIVERY = "redislock_delivery"
@@ -73,12 +72,11 @@ class Delivery(NamedTuple):
     """The message is acked early, so `ON_BEGIN` must be called when its run begins."""
 
     @classmethod
-    def arrived(cls, nonce: str, request: Mapping[str, Any], **others: Any) -> Self:
-        """A new delivery of the message of `request`, a request's dict. The `others` are what it does not tell."""
-        header, is_redelivered = Header.read(request.get(HEADER)), was_delivered_before(request)
+    def arrived(cls, nonce: str, request: Mapping[str, Any], header: Header, **others: Any) -> Self:
+        """A new delivery of the message of `request`, a request's dict. The `others` are what that does not tell."""
         return cls(
             nonce,
-            is_redelivered=is_redelivered,
+            is_redelivered=was_delivered_before(request),
             is_marked_begun=header.begun,
             is_republished=header.republished,
             **others,
@@ -153,6 +151,25 @@ def publish_time(options: Mapping[str, Any]) -> int:
     return now
 
 
+def was_delivered_before(request: Mapping[str, Any]) -> bool:
+    """Whether the broker says that it has delivered the message of `request`, a request's dict, before.
+
+    AMQP and kombu's Redis transport mark such a message as redelivered. SQS counts how many times a message was
+    received, and kombu requests that count.
+
+    Source: `kombu.transport.SQS`, `Channel.get_message_attributes`.
+    """
+    if (request.get("delivery_info") or {}).get("redelivered"):
+        return True
+    info = (request.get("properties") or {}).get("delivery_info")
+    if not isinstance(info, dict) or "sqs_message" not in info:
+        return False
+    try:
+        return int(info["sqs_message"]["Attributes"]["ApproximateReceiveCount"]) > 1
+    except (KeyError, TypeError, ValueError):
+        return False
+
+
 def is_requeued(task: Task[..., Any], outcome: Any) -> bool:
     """Whether a run with this outcome has put its message back into the queue, as `Reject(requeue=True)` does.
 
@@ -162,10 +179,15 @@ def is_requeued(task: Task[..., Any], outcome: Any) -> bool:
 
 
 def hide_headers(request: Context) -> None:
-    """Remove the plugin's entries from the headers that Celery copies into the next attempt of `request`."""
+    """Remove the plugin's entries from the headers that Celery copies into the next attempt of `request`.
+
+    An eager request has no others, so the lock options of its call are kept as those of a message are.
+    """
     if isinstance(request.headers, dict):
         request.headers.pop(DELIVERY, None)
-        request.headers.pop(HEADER, None)
+        header = request.headers.pop(HEADER, None)
+        if request.is_eager and isinstance(header, dict) and "options" in header:
+            setattr(request, HEADER, {"options": header["options"]})
 
 
 class AskedKeys:

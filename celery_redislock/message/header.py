@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Self
 
+from celery_redislock.options import allowed_of_call
 from celery_redislock.protocol.tokens import is_nonce, is_publish
 
 _random = random.SystemRandom()
@@ -58,6 +59,8 @@ class Header(NamedTuple):
     """A worker published the message again, or tried to. This stays set: a copy of the message may arrive late."""
     died: int = 0
     """How many children died with the message before its run began."""
+    options: Mapping[str, Any] | None = None
+    """The lock options that the message's call has set, without the prefix ``lock_``; None if it has set none."""
 
     @classmethod
     def read(cls, header: Any) -> Self:
@@ -65,6 +68,8 @@ class Header(NamedTuple):
         if not isinstance(header, dict):
             return cls()
         read = cls(**{name: value for name, value in header.items() if name in _IS_SOUND and _IS_SOUND[name](value)})
+        if read.options is not None:
+            read = read._replace(options=allowed_of_call(read.options))
         # The clock of the host that sent the message back may be ahead of this one's.
         return read._replace(since=float(min(read.since, time.time()))) if read.since else read
 
@@ -113,13 +118,6 @@ class Header(NamedTuple):
 NO_HEADER = Header()
 
 
-def reservation_in(header: Any) -> Reservation | None:
-    """The reservation in `header`, which arrived under `HEADER`; None if it has none."""
-    if not isinstance(header, dict) or "claim" not in header:  # most messages have none
-        return None
-    return Header.read(header).reservation
-
-
 def _is_time(value: Any) -> bool:
     """Whether `value` can be a time in microseconds. The lock server orders times as floats, exact below 2**53."""
     return type(value) is int and 0 < value < 2**53
@@ -139,4 +137,5 @@ _IS_SOUND: Mapping[str, Callable[[Any], bool]] = {
     "rank": _is_time,
     "republished": lambda value: type(value) is bool,
     "died": lambda value: type(value) is int and 0 < value < 1000,
+    "options": lambda value: isinstance(value, dict),
 }

@@ -31,7 +31,7 @@ class Message:
     Attributes:
         task: Its task.
         request: Celery's request for it.
-        options: The lock options of its task.
+        options: Its lock options: its task's, except for those that its call has set.
         attempt: The attempt that the message represents.
         demand: What its run asks for; the key is empty until the run has made it.
         delivery: What the worker's main process recorded about this delivery. `send_back` replaces it.

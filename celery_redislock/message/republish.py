@@ -86,25 +86,6 @@ class Broker:
         return (SHORT_NOTE_TTL if is_sent_back_only else NOTE_TTL) + 2 * self.visibility_timeout
 
 
-def was_delivered_before(request: Mapping[str, Any]) -> bool:
-    """Whether the broker says that it has delivered the message of `request`, a request's dict, before.
-
-    AMQP and kombu's Redis transport mark such a message as redelivered. SQS counts how many times a message was
-    received, and kombu requests that count.
-
-    Source: `kombu.transport.SQS`, `Channel.get_message_attributes`.
-    """
-    if (request.get("delivery_info") or {}).get("redelivered"):
-        return True
-    info = (request.get("properties") or {}).get("delivery_info")
-    if not isinstance(info, dict) or "sqs_message" not in info:
-        return False
-    try:
-        return int(info["sqs_message"]["Attributes"]["ApproximateReceiveCount"]) > 1
-    except (KeyError, TypeError, ValueError):
-        return False
-
-
 def publish_again(
     task: Task[..., Any],
     request: Context,
@@ -145,7 +126,8 @@ def publish_again(
         "serializer": serializer,
         "queue": queue_of(task.app, request) if natively else None,
     }
-    signature = task.signature_from_request(
+    signature = Task.signature_from_request(  # Celery's own: the header has the lock options of the message
+        task,
         request,
         countdown=countdown,
         retries=request.retries,

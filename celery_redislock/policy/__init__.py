@@ -44,6 +44,8 @@ class Place(NamedTuple):
     """The message's rank in the line for the key, in microseconds since the epoch."""
     header: Header
     """What the message carries for the plugin from now on."""
+    asks_if_cooling: bool = False
+    """If the key begins to cool down, the message asks again, and its policy applies."""
 
 
 class Verdict(NamedTuple):

@@ -1,7 +1,7 @@
 """Conflict: what happens to a run or a publish that does not get its key, as values.
 
 The functions are pure: they know the facts about a message (`celery_redislock.message.delivery`), the key's holder
-(`LockInfo`) and the task's options. The model in tests/model imports them too, so a wrong rule breaks one of the
+(`LockInfo`) and the message's options. The model in tests/model imports them too, so a wrong rule breaks one of the
 model's promises.
 
 To add a policy, write its file and add its name to `POLICIES` and to `options.ConflictPolicy`.
@@ -21,7 +21,7 @@ from celery_redislock.protocol.tokens import is_whole
 from .join import Join, join
 from .raise_ import Fail, refuse
 from .skip import Skip, skip
-from .wait import ComeBack, Wait, wait
+from .wait import ComeBack, Wait, Waiting, wait
 
 HasEnded = Callable[[LockInfo], bool]
 """Tells whether the result backend knows the outcome of a holder's run, although the key is still held."""
@@ -41,8 +41,8 @@ def on_conflict(
 
     Copies, successors, messages that have begun and messages with a reservation are not duplicates, so they wait.
     A message also waits if its sender may have seen the holder's run end, or if the holder has not started and may
-    never start: a waiter to which the key is offered, or a message that is still being sent. For all others the task's
-    policy decides.
+    never start: a waiter to which the key is offered, or a message that is still being sent. It asks again if the key
+    then cools down. For all others the policy decides.
 
     `is_own_copy` means that a holder runs the same attempt, from another delivery of this message. `has_ended` may ask
     the result backend: it is called only if no cheaper rule decides, and never for the policy ``wait``.
@@ -53,12 +53,12 @@ def on_conflict(
         return ComeBack(is_begun)
     policy = policy_for(holder, options)
     if policy != "wait" and any(one.state in {"offered", "sending"} or has_ended(one) for one in holder.holders):
-        return ComeBack(is_begun=False)
+        return ComeBack(is_begun=False, reason=Waiting.UNLESS_COOLING)
     return POLICIES[policy](message, holder, options)
 
 
 def policy_for(holder: LockInfo, options: LockOptions) -> str:
-    """The policy for a conflict with `holder`: the task's own, with one exception.
+    """The policy for a conflict with `holder`: the one in `options`, with one exception.
 
     In scope ``job`` a message is a duplicate of another job. A holder that is not a task is not a job, so the
     message waits.

@@ -14,7 +14,8 @@ from celery import Celery, Task, states
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.result import AsyncResult, GroupResult
 
-from celery_redislock.errors import LockConfigError, LockConflict, LockInfo, describe, fields, shown
+from celery_redislock.app import PRIVATE_BACKENDS, backend_scheme
+from celery_redislock.errors import LockConflict, LockInfo, describe, fields, shown
 from celery_redislock.message.delivery import Facts
 from celery_redislock.message.message import Message
 from celery_redislock.message.republish import ignores_result
@@ -28,8 +29,6 @@ from .wait import LONGEST_PAUSE, Wait, only_warns, show_as_retry, wait
 
 logger = logging.getLogger(__name__)
 
-#: The URL schemes of result backends whose results only the caller, or only one process, can read.
-PRIVATE_BACKENDS = ("rpc", "cache+memory", "cache+locmem", "disabled")
 #: The id of the group that holds the joined task, among the children of a result.
 JOINED = "redislock-joined"
 #: The shortest pause of a run whose joined task is between two attempts, in seconds.
@@ -98,7 +97,8 @@ def on_joining(outcome: Outcome, options: LockOptions, waited: float, *, has_key
 
     Args:
         outcome: What is known of the joined task.
-        options: The task's options. A joined task in state RETRY counts as dead once `waited` reaches `lock_queue_ttl`.
+        options: The message's options. A joined task in state RETRY counts as dead once `waited` reaches
+            `lock_queue_ttl`.
         waited: Seconds since this run's message first had to wait.
         has_key: Whether this run holds the key, which means that the joined task is not running.
     """
@@ -149,28 +149,6 @@ def show_as_ignored(message: Message) -> None:
     with only_warns(message, "%s: could not store IGNORED, so runs that joined it keep waiting: %s"):
         if task.backend.get_task_meta(str(request.id), cache=False)["status"] == states.RETRY:
             task.backend.store_result(str(request.id), None, states.IGNORED, request=request)
-
-
-def backend_scheme(app: Celery) -> str:
-    """The URL scheme of an app's result backend; ``"disabled"`` if the app has none."""
-    return str(app.conf.result_backend or "disabled").split("://")[0]
-
-
-def check_backend(app: Celery, task: str, option: str, ignores_result: bool) -> None:
-    """Refuse the policy ``join`` if other processes cannot read the task's outcome.
-
-    Raises:
-        LockConfigError: The task's results are not stored, or only one process can read them.
-    """
-    scheme = backend_scheme(app)
-    if ignores_result or scheme in PRIVATE_BACKENDS:
-        why = (
-            "its results are ignored" if ignores_result else f"other processes cannot read result_backend = {scheme!r}"
-        )
-        raise LockConfigError(
-            f"{task}: {option} = 'join' needs the holder's result, but {why}; use another policy, or a result "
-            "backend such as Redis or a database"
-        )
 
 
 def outcome_of(task: Task[..., Any], task_id: str, message: Message) -> Outcome:

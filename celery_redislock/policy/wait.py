@@ -34,6 +34,8 @@ class Waiting(Reason):
 
     HELD = (states.RETRY,)
     NO_DUPLICATE = (None,)
+    #: The holder has ended, or the key is offered. Once the key cools down, the message is a duplicate after all.
+    UNLESS_COOLING = None, "the key may be free in a moment"
     OUTAGE = None, "the lock server is unavailable; the task is tried again later", False
 
 
@@ -62,10 +64,11 @@ class ComeBack(NamedTuple):
 
     is_begun: bool
     """Mark the message as begun, so that no policy drops it in a later conflict."""
+    reason: Waiting = Waiting.NO_DUPLICATE
 
     def end(self, message: Message, holder: LockInfo, conflict: Conflict) -> None:
         """End the run as `Wait` does, but do not show it as RETRY."""
-        _end(message, holder, conflict, "always waits", Waiting.NO_DUPLICATE, is_begun=self.is_begun)
+        _end(message, holder, conflict, "always waits", self.reason, is_begun=self.is_begun)
 
 
 def wait(message: Facts, holder: LockInfo, options: LockOptions) -> Skip | Fail | Wait:
@@ -87,7 +90,8 @@ def _end(message: Message, holder: LockInfo, conflict: Conflict, policy: str, re
     header = None if conflict.cannot_wait else message.wait(rank, **changes)
     if header is not None:
         message.tell(holder, f"waiting in line ({policy})")
-        raise Ended(Verdict(policy, reason, f"{error}; waiting in line", Place(message.demand, rank, header)))
+        place = Place(message.demand, rank, header, asks_if_cooling=reason is Waiting.UNLESS_COOLING)
+        raise Ended(Verdict(policy, reason, f"{error}; waiting in line", place))
     why = "copies do not wait" if conflict.cannot_wait else "this worker has no room for more waiting messages"
     pause = message.pause(SHORTEST_PAUSE, LONGEST_PAUSE if message.delivery.may_wait else LONGEST_PAUSE_WHILE_FULL)
     message.tell(holder, f"{why}; trying again in {pause:.2f} s ({policy})")

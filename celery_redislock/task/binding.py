@@ -9,12 +9,11 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from datetime import timedelta
 from typing import Any, NamedTuple, TypeAlias
 
 from celery import Celery, Task
 
-from celery_redislock.app import is_nobodys, settings_of
+from celery_redislock.app import is_nobodys
 from celery_redislock.celery_port import (
     all_apps,
     bound_tasks,
@@ -25,8 +24,8 @@ from celery_redislock.celery_port import (
     set_retried_body,
 )
 from celery_redislock.errors import LockConfigError, LockConflict
-from celery_redislock.options import ATTRIBUTES, name_of
-from celery_redislock.policy.join import check_backend
+from celery_redislock.options import ATTRIBUTES
+from celery_redislock.policy.raise_ import expect
 
 from .execution import execution_of
 from .plan import LockAttributes, LockPlan
@@ -67,32 +66,12 @@ def checked_plan(app: Celery, cls: TaskClass, name: str) -> LockPlan:
     unguarded = getattr(body.function, "__redislock__", body.function)
     refuse_what_outlives_its_call(f"{name}: its body", unguarded, "let a plain body run it: asyncio.run()")
     own = own_options(cls)
-    plan = LockPlan(app, name, body.function, body.is_method, own)
+    plan = LockPlan(app, name, body.function, body.is_method, own, ignores_result=bool(cls.ignore_result))
     has_own_key = plan.options.args is not None or plan.options.key is not None
     warn_of_leftovers(cls, name, "" if has_own_key else " Its key is made of all its arguments.")
-    if plan.server_is_checked and plan.options.on_conflict == "join":
-        check_backend(app, name, name_of("on_conflict", own, settings_of(app)), bool(cls.ignore_result))
-    if plan.options.window is not None and not cls.ignore_result:
-        check_window(app, name, name_of("window", own, settings_of(app)), plan.options.window)
     if plan.options.on_conflict == "raise":
-        expect_conflicts(cls)
+        expect(cls, LockConflict)
     return plan
-
-
-def check_window(app: Celery, task: str, option: str, window: float) -> None:
-    """Refuse a window that stays open longer than Celery keeps the result that its callers get.
-
-    Raises:
-        LockConfigError: The app's results expire sooner.
-    """
-    expires: Any = app.conf.result_expires
-    kept = expires.total_seconds() if isinstance(expires, timedelta) else expires
-    if kept and kept < window:
-        raise LockConfigError(
-            f"{task}: {option} = {window:g} is longer than result_expires = {kept:g}: calls within the window get the "
-            "job's result, and would wait forever for one that has expired; set result_expires to at least the window, "
-            "or ignore_result"
-        )
 
 
 def guard_body(app: Celery, cls: TaskClass, name: str, is_locked: Callable[[], bool]) -> None:
@@ -170,16 +149,6 @@ def _written(names: Any, scope: str) -> str:
     names = [names] if isinstance(names, str) else names
     args = f"lock_args={list(names)!r}, " if isinstance(names, list | tuple | set) else ""
     return f"{args}lock_scope={scope!r}"
-
-
-def expect_conflicts(cls: TaskClass) -> None:
-    """Add LockConflict to the task's `throws`, so that Celery logs it in one line without a traceback.
-
-    Under the policy ``raise`` it is an expected outcome of the task.
-    """
-    throws = cls.throws if isinstance(cls.throws, tuple) else (cls.throws,)  # Celery also accepts a single class
-    if LockConflict not in throws:
-        cls.throws = (*throws, LockConflict)
 
 
 def is_given(app: Celery) -> bool:

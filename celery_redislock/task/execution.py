@@ -18,10 +18,11 @@ from celery_redislock import signals
 from celery_redislock.app import server_of
 from celery_redislock.celery_port import tasks_of_this_thread
 from celery_redislock.connection.store import LockStore
-from celery_redislock.errors import LockInfo, LockUnavailable, shown
+from celery_redislock.errors import LockConfigError, LockInfo, LockUnavailable, shown
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.hold.keeper import LastWord
 from celery_redislock.lock.lock import Lock
+from celery_redislock.message.header import HEADER
 from celery_redislock.message.message import Message
 from celery_redislock.options import LockOptions
 from celery_redislock.policy import leaves_note
@@ -57,17 +58,17 @@ class Execution:
         task: The task object. Many threads share it, so it keeps nothing about a run.
         plan: The plan of the task's class.
         request: Celery's request.
-        message: The request's message, as delivered.
+        message: The request's message, from `delivered`.
         held: The lock that the run asks for, with its hold; None until `demands`.
         abort: Ends the body when the lock is lost; None unless `lock_on_lost` is ``abort``.
         joined: The outcome of the joined task: the run ends with it and does not run its body. None if it joined none.
     """
 
-    def __init__(self, task: Task[..., Any], plan: LockPlan, request: Context) -> None:
-        self.task = task
+    def __init__(self, plan: LockPlan, message: Message) -> None:
+        self.task = message.task
         self.plan = plan
-        self.request = request
-        self.message = Message(task, plan.broker, request, plan.options)
+        self.request = message.request
+        self.message = message
         #: The message's attempt as text, for the token and the note.
         self._attempt = str(self.message.attempt)
         self.held: HeldLock | None = None
@@ -93,7 +94,7 @@ class Execution:
             TypeError: The arguments do not fit the signature.
             LockKeyError: No key can be made from the arguments.
         """
-        options, demand = self.plan.options, self.plan.demand(args, kwargs)
+        options, demand = self.message.options, self.plan.demand(args, kwargs)
         self.message.demand = demand
         claim = None if self.message.header.claim is None else self._claim(demand, self.message.header.claim)
         hold = Hold(demand, self._mint(), claim, self.message.delivery.call)
@@ -166,7 +167,7 @@ class Execution:
     def _release(self, lock: HeldLock, state: str | None) -> None:
         keeper = self._server.keeper
         keeper.remove(lock)
-        cooldown = self.plan.options.cooldown if state == states.SUCCESS else 0.0
+        cooldown = self.message.options.cooldown if state == states.SUCCESS else 0.0
         # If a time limit interrupts this method after the command, `end` is called again. By then the key may be free,
         # which does not mean that the lock was lost.
         was_sent_before = lock.hold.phase is Phase.ENDING
@@ -203,7 +204,7 @@ class Execution:
         header, plan = self.message.header, self.plan
         if header.key in {demand.key, None}:
             options = {"expires": self.request.expires}
-            return Claim(claim, reservation_ttl(plan.app, plan.options, options, self.task.expires))
+            return Claim(claim, reservation_ttl(plan.app, self.message.options, options, self.task.expires))
         logger.warning(
             "%s: the publisher reserved lock %s but this worker computes lock %s; the publisher's reservation is "
             "released, and this run takes its own lock. Do both run the same version?",
@@ -218,8 +219,8 @@ class Execution:
         """Give up the message's reservation: the message will not run, or runs without the lock."""
         reservation = self.message.header.reservation
         if reservation is not None:
-            expired = self.message.has_expired
-            give_up_reservation(self.plan, reservation, self.message.attempt.retries, closes_window=expired)
+            message, expired = self.message, self.message.has_expired
+            give_up_reservation(self.plan, message.options, reservation, message.attempt.retries, closes_window=expired)
 
     def _announce(self, holder: LockInfo, policy: str) -> None:
         """Send the signal `lock_conflict`."""
@@ -235,6 +236,25 @@ class Execution:
 
     def _mint(self) -> Token:
         return tokens.mint(self.message.delivery.nonce, self._attempt, self.plan.origin(self.request.hostname))
+
+
+def delivered(task: Task[..., Any], plan: LockPlan, request: Context) -> Message:
+    """The message of `request`, with its options: the task's own, except for those that the message brings.
+
+    If the message comes from another version of the code, this version may not allow its options. It then goes on
+    without them, also when it waits or is sent again.
+    """
+    message = Message(task, plan.broker, request, plan.options)
+    given = message.header.options
+    if given is not None:
+        try:
+            message.options = plan.options_of(given)
+        except LockConfigError as refusal:
+            message.header = message.header._replace(options=None)
+            setattr(request, HEADER, message.header.wire)
+            about = message.fields("call_option", reason=refusal)
+            logger.error("%s runs without the lock options of its call: %s", message.name, refusal, extra=about)  # noqa: TRY400 - the error has it all
+    return message
 
 
 def _announce_loss(task: Task[..., Any], lock: HeldLock, reason: str) -> None:

@@ -64,7 +64,7 @@ class WorkerExecution(Execution):
             if lock.hold.phase is Phase.IN_DOUBT:
                 lock.hold = lock.hold.minted(self._mint())
             try:
-                answer = self._server.store.acquire(lock, lock.lease, note, fence=self.plan.options.fence)
+                answer = self._server.store.acquire(lock, lock.lease, note, fence=self.message.options.fence)
             except LockUnavailable as error:
                 if not self._runs_without(error):
                     continue
@@ -85,7 +85,7 @@ class WorkerExecution(Execution):
         """End the run. Return only if it must ask for the key again, as its message can neither wait nor be sent."""
         holder = conflict.info(self.key)
         decision = _decide(self, conflict, holder)
-        policy = "always waits" if isinstance(decision, ComeBack) else policy_for(holder, self.plan.options)
+        policy = "always waits" if isinstance(decision, ComeBack) else policy_for(holder, self.message.options)
         self._announce(holder, policy)
         decision.end(self.message, holder, conflict)
 
@@ -99,7 +99,7 @@ class WorkerExecution(Execution):
         """
         signals.lock_unavailable.send(sender=self.task, key=error.key, error=error)
         about = self.message.fields("unavailable", key=error.key, reason=error.reason)
-        decision = on_outage(self.message.delivery, self.message.waited, self.plan.options)
+        decision = on_outage(self.message.delivery, self.message.waited, self.message.options)
         if isinstance(decision, Refuse):
             raise error
         if isinstance(decision, RunWithout):
@@ -137,7 +137,7 @@ class JoiningExecution(WorkerExecution):
             drop(self.message)
         while True:
             outcome = join.outcome_of(self.task, joins, self.message)
-            match join.on_joining(outcome, self.plan.options, self.message.waited, has_key=self.lock is not None):
+            match join.on_joining(outcome, self.message.options, self.message.waited, has_key=self.lock is not None):
                 case join.Joining.END:
                     if outcome.state == states.REVOKED:
                         join.revoke_like(self.message, joins)
@@ -200,18 +200,18 @@ class EagerExecution(Execution):
         if self._share_lock(lock):
             return
         try:
-            conflict = self._server.take(lock, 0.0, fence=self.plan.options.fence)
+            conflict = self._server.take(lock, 0.0, fence=self.message.options.fence)
             if conflict is not None:
                 self._wait_or_end(lock, conflict)
         except LockUnavailable as error:
-            if isinstance(on_outage(self.message.delivery, 0.0, self.plan.options), RunWithout):
+            if isinstance(on_outage(self.message.delivery, 0.0, self.message.options), RunWithout):
                 return
             raise LockUnavailable(error.key, f"{error.reason}; {WITHOUT_REDIS}") from error
         self._taken(lock)
 
     def _wait_or_end(self, lock: HeldLock, conflict: Conflict) -> None:
         """Block until `lock` is granted, or raise."""
-        message, options = self.message.facts, self.plan.options
+        message, options = self.message.facts, self.message.options
         holder = conflict.info(lock.key)
         policy = policy_for(holder, options)
         decision = _decide(self, conflict, holder)
@@ -227,7 +227,7 @@ class EagerExecution(Execution):
             self.message.tell(holder, "raised TaskRevokedError (skip)")
             raise TaskRevokedError(decision.text)
         self.message.tell(holder, f"raised LockConflict ({policy})")
-        raise LockConflict(lock.key, holder)
+        raise decision.error(self.message, holder) if isinstance(decision, Fail) else LockConflict(lock.key, holder)
 
     def _share_lock(self, lock: HeldLock) -> bool:
         """Use the lock of the run that calls `apply()`, or of a block around it. Return whether there is one."""
@@ -236,16 +236,16 @@ class EagerExecution(Execution):
         outer = entry.held if entry else held_by_request(store, lock.key)
         if outer is None:
             return False
-        check_fence(outer, self.plan.options.fence)
+        check_fence(outer, self.message.options.fence)
         self.held, self._shares_lock = outer, True
         return True
 
 
 def _decide(run: Execution, conflict: Conflict, holder: LockInfo) -> Decision:
     return on_conflict(
-        *(run.message.facts, holder, run.plan.options),
+        *(run.message.facts, holder, run.message.options),
         is_own_copy=any(str(one.attempt) == str(run.message.attempt) for one in conflict.holders),
-        has_ended=partial(join.has_ended, run.task, cools_down=run.plan.options.cooldown > 0),
+        has_ended=partial(join.has_ended, run.task, cools_down=run.plan.cools_down(run.message.options)),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
-from celery import Celery, Task, states
+from celery import Celery, Signature, Task, states
 from celery.app.task import Context
 from celery.result import EagerResult
 from celery.utils.imports import symbol_by_name
@@ -19,6 +19,7 @@ from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.lock.lock import Lock
 from celery_redislock.lock.no_lock import NoLock
 from celery_redislock.message.delivery import hide_headers
+from celery_redislock.message.header import HEADER, Header
 from celery_redislock.message.republish import ignores_result
 from celery_redislock.protocol.names import Demand
 
@@ -26,7 +27,7 @@ from .binding import checked_plan, guard_body, is_given, refused_in
 from .execution import LockInRequests, execution_of
 from .lost import is_in_hook
 from .plan import LockAttributes, LockPlan
-from .publish import LockedResult, Publication, is_bare, refuse_lock_options
+from .publish import LockedResult, Publication, is_bare, take_lock_options
 from .run_hooks import before_body
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class LockedTask(LockAttributes, BaseTask):
 
     Use it as ``@app.task(base=LockedTask)``, or as an app's ``task_cls`` for all of its tasks. Options are class
     attributes: set them in the decorator, in a subclass or in ``task_annotations``. Their app-wide defaults are the
-    settings ``redislock_*``. docs/options.md lists them all.
+    settings ``redislock_*``. A call may set some of them for its own message. docs/options.md lists them all.
 
     A subclass that overrides ``before_start`` or ``after_return`` must call ``super()``.
     """
@@ -139,13 +140,18 @@ class LockedTask(LockAttributes, BaseTask):
     ) -> LockedResult:
         """Send a message, as Celery does; in the scopes ``job`` and ``queue``, only if it would not duplicate a job.
 
+        `lock_scope`, `lock_on_conflict`, `lock_wait_for` and `lock_cooldown` may be among the options of a call, also
+        in `Signature.set`. They apply to this message, its retries included, in place of the task's own. If locks are
+        switched off, they have no effect.
+
         Returns:
             The result of the task that will run. ``duplicate`` is True if that task was sent earlier and nothing was
             sent now.
 
         Raises:
-            LockConfigError: A lock option, such as `lock_scope`, is among the options of the call. If Celery itself
-                publishes in a worker, the message is sent without the option and an error is logged instead.
+            LockConfigError: A lock option of the call is unknown or belongs on the task, its value is not allowed, or
+                it cannot be combined with another option. If Celery itself publishes in a worker, the message is sent
+                without the option and an error is logged instead.
             TypeError, LockKeyError: As in `lock_for`. In scope ``run``, or if the message is part of a canvas, has a
                 link or has a `task_id`, the publish raises neither: the run ends with the error.
             LockUnavailable: Redis did not answer, or refused the command, and `lock_on_outage` is ``raise``. If the
@@ -153,8 +159,8 @@ class LockedTask(LockAttributes, BaseTask):
         """
         app = bind(self)
         options.update(task_id=task_id, producer=producer, link=link, link_error=link_error, shadow=shadow)
-        refuse_lock_options(self, options)
         plan = self._plan_in_use()
+        given = take_lock_options(self, plan, options)
 
         def send(options: Mapping[str, Any]) -> LockedResult:
             result = cast("LockedResult", super(LockedTask, self).apply_async(args, kwargs, **options))
@@ -164,29 +170,37 @@ class LockedTask(LockAttributes, BaseTask):
 
         if plan is None or not plan.enabled:
             return send(options)
-        publication = Publication(self, plan, options, send)
-        if not plan.acts_at_publish:
+        publication = Publication(self, plan, options, given, send)
+        if not publication.needs_key or app.conf.task_always_eager:  # in this order: Celery's settings are slow to read
             return publication.send()
-        if app.conf.task_always_eager:  # not checked sooner, because Celery's settings are slow to look up
-            return send(options)
         if is_in_hook():
             return publication.send_in_hook()
         try:
             key = self._demand(plan, args or (), kwargs or {}).key
         except (TypeError, LockKeyError):
-            if plan.options.scope == "run" or not is_bare(options):
+            if not publication.is_unique or not is_bare(options):
                 return publication.send()
             raise
         return publication.publish(key, execution_of(self.request_stack.top))
 
     def apply(self, *args: Any, **options: Any) -> EagerResult[Any]:
-        """Run the task in this process, as Celery does.
+        """Run the task in this process, as Celery does. Lock options of the call are as in `apply_async`.
 
         Raises:
-            LockConfigError: A lock option is among the options of the call, as in `apply_async`.
+            LockConfigError: As in `apply_async`.
         """
-        refuse_lock_options(self, options)
+        if any(option.startswith("lock_") for option in options):
+            given = take_lock_options(self, self._plan_in_use(), options)
+            options["headers"] = {**(options.get("headers") or {}), HEADER: Header(options=given).wire}
         return super().apply(*args, **options)
+
+    def signature_from_request(
+        self, request: Context | None = None, args: Any = None, kwargs: Any = None, queue: Any = None, **options: Any
+    ) -> Signature[Any]:
+        """The signature that `self.retry()` sends to run `request` again. It keeps the lock options of the call."""
+        kept = Header.read(getattr(self.request if request is None else request, HEADER, None)).options or {}
+        options = {**{f"lock_{name}": value for name, value in kept.items()}, **options}
+        return super().signature_from_request(request, args, kwargs, queue, **options)
 
     def before_start(self, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the lock, or end the run as the options say."""

@@ -18,6 +18,7 @@ from celery import Task
 from celery_redislock.app import server_of
 from celery_redislock.message.delivery import ASKED_KEYS
 from celery_redislock.message.header import Header, Reservation
+from celery_redislock.options import LockOptions
 from celery_redislock.policy import hands_over
 from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.hold import Hold
@@ -102,10 +103,18 @@ def attempts_before(request: Mapping[str, Any]) -> int:
 
 
 def next_attempt(
-    task: Task[..., Any], plan: LockPlan, request: Mapping[str, Any], nonce: str, reservation: Reservation | None
+    task: Task[..., Any],
+    plan: LockPlan,
+    options: LockOptions,
+    request: Mapping[str, Any],
+    nonce: str,
+    reservation: Reservation | None,
 ) -> NextAttempt | None:
-    """The attempt that Celery publishes for `retry_on_worker_lost`; None after the last, or if no key is inherited."""
-    if not hands_over(plan.options):
+    """The attempt that Celery publishes for `retry_on_worker_lost`; None after the last, or if no key is inherited.
+
+    `options` are the lock options of the run's message. The others are as for `NextAttempt`.
+    """
+    if not hands_over(options):
         return None
     if task.max_retries is not None and attempts_before(request) >= task.max_retries:
         return None

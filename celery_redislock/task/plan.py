@@ -9,13 +9,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from celery import Celery
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_redislock.app import (
+    check_backend,
     check_lease,
+    check_window,
     command_time_of,
     is_enabled,
     is_nobodys,
@@ -23,9 +26,9 @@ from celery_redislock.app import (
     server_of,
     settings_of,
 )
-from celery_redislock.errors import LockKeyError
+from celery_redislock.errors import LockConfigError, LockKeyError
 from celery_redislock.keys.key_maker import KeyMaker, blame
-from celery_redislock.message.header import Reservation
+from celery_redislock.message.header import Header, Reservation
 from celery_redislock.message.republish import Broker
 from celery_redislock.options import (
     LIMIT,
@@ -42,34 +45,44 @@ from celery_redislock.policy import may_be_handed_a_key
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.names import MAX_CAPACITY, Demand, keys_of, redis_key
 
+#: For how many combinations of a call's own options a plan keeps the resolved options.
+_CALLS_KEPT = 64
+
 
 class LockPlan:
     """The lock of one task: its options, its keys, and its app's broker.
 
     `body` is the task's function; if `is_method`, its first parameter is the task. `own` holds the task's ``lock_*``
-    attributes by name, without the prefix.
+    attributes by name, without the prefix. `ignores_result` says whether the task's results are not stored.
 
     Attributes:
         keys: Makes the names of the locks.
         broker: The app's broker.
         options: The task's options. The app's settings and the defaults fill in what the task leaves out.
-        acts_at_publish: Whether a publish may need the key: in the scopes ``job`` and ``queue`` it reserves the key or
-            the place in the queue, and with `lock_hold_on_retry` a `self.retry()` hands the key over.
 
     Raises:
         LockConfigError: An option or a setting is wrong.
     """
 
     def __init__(
-        self, app: Celery, task: str, body: Callable[..., Any], is_method: bool, own: Mapping[str, Any]
+        self,
+        app: Celery,
+        task: str,
+        body: Callable[..., Any],
+        is_method: bool,
+        own: Mapping[str, Any],
+        *,
+        ignores_result: bool = False,
     ) -> None:
-        app_wide = settings_of(app)
+        self._own, self._app_wide, self._ignores_result = own, settings_of(app), ignores_result
+        app_wide = self._app_wide
         settings = resolve_settings(app_wide)
         self.app = app
         self.task = task
         self.broker = Broker(app)
         self.options = options = resolve_options(task, own, app_wide)
-        self.acts_at_publish = options.scope != "run" or options.hold_on_retry
+        #: `_resolve`, cached; a wrong combination is not.
+        self._of_call = lru_cache(_CALLS_KEPT, typed=True)(self._resolve)
         self.keys = KeyMaker(task, _signature(body, is_method), options.args, options.key)
         self.waiting_limit = settings.waiting_limit
         self._prefix = keyprefix_of(app) + settings.prefix
@@ -79,6 +92,7 @@ class LockPlan:
         self.server_is_checked = False
         if settings.enabled and not is_nobodys(app):
             self._check_server()
+            self._check_backend(options, own)
 
     @property
     def enabled(self) -> bool:
@@ -96,6 +110,45 @@ class LockPlan:
     def _check_server(self) -> None:
         check_lease(self.task, self._name_of_lease, self.options.lease, command_time_of(self.app))
         self.server_is_checked = True
+
+    def _check_backend(self, options: LockOptions, own: Mapping[str, Any]) -> None:
+        if options.on_conflict == "join":
+            check_backend(self.app, self.task, name_of("on_conflict", own, self._app_wide), self._ignores_result)
+        if options.window is not None and not self._ignores_result:
+            check_window(self.app, self.task, name_of("window", own, self._app_wide), options.window)
+
+    def options_of(self, given: Mapping[str, Any]) -> LockOptions:
+        """The options of a call that has set those in `given`, by name without the prefix; the task's own fill in.
+
+        Raises:
+            LockConfigError: They cannot be combined with each other, with the task's other options, or with its result
+                backend.
+        """
+        return self._of_call(**given)
+
+    def _resolve(self, **given: Any) -> LockOptions:
+        own = {**self._own, **given}
+        options = resolve_options(self.task, own, self._app_wide)
+        self._check_backend(options, own)
+        return options
+
+    def options_for(self, header: Header) -> LockOptions:
+        """The options of a message with this header: the task's own, unless the message brings valid ones."""
+        if header.options is None:
+            return self.options
+        try:
+            return self.options_of(header.options)
+        except LockConfigError:
+            return self.options
+
+    def cools_down(self, options: LockOptions) -> bool:
+        """Whether the key of another run of this task is taken to cool down if that run succeeds.
+
+        The options of that run's call are unknown. If its key does not cool down, a message that comes after its end
+        must not be a duplicate of it. So both the task's own options and a message's `options` must say so; otherwise
+        the message waits to see.
+        """
+        return self.options.cooldown > 0 and options.cooldown > 0
 
     def demand(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Demand:
         """What a call with these arguments asks for.
@@ -227,7 +280,7 @@ def reservation_ttl(app: Celery, lock: LockOptions, options: Mapping[str, Any], 
 
     Args:
         app: The task's app.
-        lock: The task's lock options.
+        lock: The lock options of the message.
         options: The options of the publish, of which `countdown`, `eta` and `expires` matter.
         expires: The task's own `expires`, for a publish without one.
     """
@@ -237,20 +290,27 @@ def reservation_ttl(app: Celery, lock: LockOptions, options: Mapping[str, Any], 
 
 
 def give_up_reservation(
-    plan: LockPlan, reservation: Reservation, retries: int | None, eta: Any = None, *, closes_window: bool = False
+    plan: LockPlan,
+    options: LockOptions,
+    reservation: Reservation,
+    retries: int | None,
+    eta: Any = None,
+    *,
+    closes_window: bool = False,
 ) -> None:
     """Have the keeper give up the reservation of a message that will not run, or runs without its lock.
 
     Args:
         plan: The plan of the message's task.
+        options: The lock options of the message.
         reservation: The reservation to give up.
         retries: How often the task had called `self.retry()` before the message was sent.
         eta: When the message is due, if that may be in the future.
         closes_window: Whether the job has not started and never will, so that another one may be sent.
     """
     window = keys_of(reservation.key).window(tokens.escape(plan.task)) if closes_window else None
-    ttl = reservation_ttl(plan.app, plan.options, {"eta": eta}, None)
-    is_to_come = may_be_handed_a_key(retries, plan.options)
+    ttl = reservation_ttl(plan.app, options, {"eta": eta}, None)
+    is_to_come = may_be_handed_a_key(retries, options)
     demand = plan.in_any_permit(reservation.key)
     server_of(plan.app).give_up(demand, reservation.claim, ttl, is_to_come=is_to_come, window=window)
 

@@ -1,7 +1,7 @@
 """Publication: one call of `apply_async`.
 
 In the scopes ``job`` and ``queue`` it reserves the key or the place in the queue first, so that no duplicate is sent.
-Lock options in a call are refused: they have no effect there.
+The lock options of the call travel in the message's header.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from celery_redislock.errors import LockConfigError, LockUnavailable, fields, ru
 from celery_redislock.lock.lock_server import running_loop
 from celery_redislock.message.delivery import publish_time
 from celery_redislock.message.header import HEADER, Header
-from celery_redislock.options import KEY_OPTIONS, OPTIONS, meant_by
+from celery_redislock.options import check_of_call
 from celery_redislock.policy import hands_over
 from celery_redislock.policy.conflict import Answer, AskAgain, NotSent, on_outstanding
 from celery_redislock.policy.join import has_ended
@@ -64,57 +64,82 @@ def is_bare(options: Options) -> bool:
     return not any(map(options.get, CONTINUATIONS))
 
 
-def refuse_lock_options(task: Task[..., Any], options: dict[str, Any]) -> None:
-    """Refuse options of a call whose names begin with ``lock_``.
+def take_lock_options(task: Task[..., Any], plan: LockPlan | None, options: dict[str, Any]) -> dict[str, Any]:
+    """Remove the lock options of a call from all of its `options`. Check and return them, without the prefix.
 
     When Celery itself publishes in a worker (a retry, or the next step of a chain), the previous run has ended, and an
-    error would lose its work. Such options are then logged and removed from `options`.
+    error would lose its work. A wrong option is then logged and left out.
 
     Raises:
-        LockConfigError: `options` has such a name.
+        LockConfigError: An option is unknown, a call cannot set it, its value is not allowed, or it cannot be combined
+            with the others.
     """
-    for name in [option for option in options if option.startswith("lock_")]:
-        refusal = _refusal(str(task.name), name)
-        # Celery publishes an errback in the main process, with the failed task's id as `parent_id`.
-        is_by_celery = task.app.current_worker_task or is_in_hook() or options.get("parent_id")
-        if is_bare(options) or not is_by_celery:
-            raise refusal
-        del options[name]
-        task_id = options.get("task_id")
-        about = fields("call_option", task=task.name, task_id=task_id, reason=refusal)
-        logger.error("%s is sent without %s: %s", run_named(str(task.name), task_id), shown(name), refusal, extra=about)
+    given: dict[str, Any] = {}
+    for option in [option for option in options if option.startswith("lock_")]:
+        name, value = option.removeprefix("lock_"), options.pop(option)
+        try:
+            check_of_call(str(task.name), name, value)
+            given[name] = value
+        except LockConfigError as refusal:
+            _refuse(task, options, shown(option), refusal)
+    if not given or plan is None or not plan.enabled:
+        return given
+    try:
+        plan.options_of(given)
+    except LockConfigError as refusal:
+        _refuse(task, options, " and ".join(f"lock_{name}" for name in given), refusal)
+        given = {}
+    return given
 
 
-def _refusal(task: str, option: str) -> LockConfigError:
-    name = option.removeprefix("lock_")
-    if name in KEY_OPTIONS or name in OPTIONS:
-        setting = f", or redislock_{name} for the app" if name in OPTIONS else ""
-        where = f"set it in the decorator or the class of the task{setting}"
-        return LockConfigError(f"{task}: {option} is an option of the task, not of a call: {where}")
-    meant = meant_by(name, "lock_", (*KEY_OPTIONS, *OPTIONS))
-    return LockConfigError(
-        f"{task}: {shown(option)} is not known, and lock options belong on the task, not on a call; {meant}"
-    )
+def _refuse(task: Task[..., Any], options: Options, what: str, refusal: LockConfigError) -> None:
+    """Raise `refusal`, or log it if Celery publishes. `options` are the other options of the call."""
+    # Celery publishes an errback in the main process, with the failed task's id as `parent_id`.
+    is_by_celery = task.app.current_worker_task or is_in_hook() or options.get("parent_id")
+    if is_bare(options) or not is_by_celery:
+        raise refusal
+    task_id = options.get("task_id")
+    about = fields("call_option", task=task.name, task_id=task_id, reason=refusal)
+    logger.error("%s is sent without %s: %s", run_named(str(task.name), task_id), what, refusal, extra=about)
 
 
 class Publication:
-    """One call of `Task.apply_async`, carried out as the task's scope says. The callable `send` sends the message.
+    """One call of `Task.apply_async`, carried out as its scope says.
+
+    Args:
+        task: The task.
+        plan: Its plan.
+        options: The options of the call, without its lock options.
+        given: The lock options of the call, from `take_lock_options`.
+        send: Sends the message.
 
     Attributes:
         hold: What the publish has reserved for its message, in the scopes ``job`` and ``queue``.
+        is_unique: Whether the scope is ``job`` or ``queue``, so that the publish reserves the key or the place in the
+            queue.
+        needs_key: Whether the publish may need the key: if it is unique, or if `lock_hold_on_retry` makes a
+            `self.retry()` hand the key over.
     """
 
-    __slots__ = ("_header", "_is_bare", "_options", "_plan", "_send", "_task", "hold")
+    __slots__ = (
+        *("_header", "_is_bare", "_lock", "_options", "_plan", "_send", "_task"),
+        *("hold", "is_unique", "needs_key"),
+    )
 
     hold: Hold
 
-    def __init__(self, task: Task[..., Any], plan: LockPlan, options: Options, send: Send) -> None:
+    def __init__(
+        self, task: Task[..., Any], plan: LockPlan, options: Options, given: Mapping[str, Any], send: Send
+    ) -> None:
         self._task = task
         self._plan = plan
+        self._lock = lock = plan.options_of(given) if given else plan.options
+        self.is_unique = lock.scope != "run"
+        self.needs_key = self.is_unique or lock.hold_on_retry
         self._options = options
         self._is_bare = is_bare(options)
         self._send = send
-        self._header = Header(tokens.mint_publish(), published=publish_time(options))
+        self._header = Header(tokens.mint_publish(), published=publish_time(options), options=given or None)
 
     def send(self) -> LockedResult:
         """Send the message with its own header, which replaces one copied from another message.
@@ -159,11 +184,11 @@ class Publication:
         """
         if execution is not None and self._is_next_attempt(execution):
             lock = execution.lock
-            if lock is not None and lock.key == key and hands_over(self._plan.options):
+            if lock is not None and lock.key == key and hands_over(self._lock):
                 return self._hand_over(execution)
         elif self._options.get("retries"):
             return self.send()
-        return self.send() if self._plan.options.scope == "run" else self._take(key)
+        return self._take(key) if self.is_unique else self.send()
 
     def _is_next_attempt(self, execution: Execution) -> bool:
         """Whether this publish is the `self.retry()` of the run that publishes."""
@@ -185,12 +210,12 @@ class Publication:
         place = keys_of(key).queued
         token = self._token(tokens.mint_nonce(), socket.gethostname(), tokens.SENDING)
         window = keys_of(key).window(token.task_field)
-        self.hold = Hold(Demand(key), token, places=(place,) if self._plan.options.window is None else (place, window))
+        self.hold = Hold(Demand(key), token, places=(place,) if self._lock.window is None else (place, window))
         try:
             answer = self._reserve(key) if self._is_bare else self._reserve_if_free(key, place)
         except LockUnavailable as error:
             signals.lock_unavailable.send(sender=self._task, key=key, error=error)
-            if self._plan.options.on_outage == "raise" and self._is_bare:
+            if self._lock.on_outage == "raise" and self._is_bare:
                 raise
             return self.send()  # the run asks Redis again, and does what the options say
         match answer:
@@ -218,7 +243,7 @@ class Publication:
         """
         task, passed, pause, began = self._task, Passed(), SHORTEST_PAUSE, time.monotonic()
         ends = began + PATIENCE
-        ended = partial(has_ended, task, cools_down=self._plan.options.cooldown > 0)
+        ended = partial(has_ended, task, cools_down=self._plan.cools_down(self._lock))
         while isinstance(found := self._ask(passed), Outstanding):
             taken = found.info(key)
             match on_outstanding(task.name, self._causes, taken, passed, ended, in_window=found.in_window):
@@ -236,12 +261,12 @@ class Publication:
 
     def _ask(self, passed: Passed) -> Reserved | Outstanding:
         store = server_of(self._plan.app).store
-        options = self._plan.options
+        options = self._lock
         return store.reserve(self, options.lease, passed, in_queue=self._is_of_queue, window=options.window)
 
     @property
     def _is_of_queue(self) -> bool:
-        return self._plan.options.scope == "queue"
+        return self._lock.scope == "queue"
 
     @property
     def _causes(self) -> frozenset[str]:
@@ -304,7 +329,7 @@ class Publication:
         return tokens.mint(claim, attempt, self._plan.origin(hostname), state)
 
     def _reservation_ttl(self) -> float:
-        return reservation_ttl(self._plan.app, self._plan.options, self._options, self._task.expires)
+        return reservation_ttl(self._plan.app, self._lock, self._options, self._task.expires)
 
 
 if TYPE_CHECKING:

@@ -17,9 +17,10 @@ from celery.signals import task_postrun
 
 from celery_redislock.errors import describe, fields, run_named
 from celery_redislock.message.delivery import ON_BEGIN, Delivery, is_requeued
-from celery_redislock.message.header import HEADER, reservation_in
+from celery_redislock.message.header import HEADER, Header
+from celery_redislock.message.message import Message
 
-from .execution import EXECUTION, Execution, attach, execution_of
+from .execution import EXECUTION, Execution, attach, delivered, execution_of
 from .executions import EagerExecution, JoiningExecution, WorkerExecution
 from .plan import LockAttributes, LockPlan, give_up_reservation
 
@@ -66,7 +67,8 @@ def before_body(
         if plan is None or not plan.enabled:
             _report_begin(Delivery.of(request))
             return False
-        execution = _execution_type(plan, request)(task, plan, request)
+        message = delivered(task, plan, request)
+        execution = _execution_type(message)(plan, message)
         attach(request, execution)
         execution.acquire(execution.demands(args, kwargs))
     except (Ignore, Reject):
@@ -86,10 +88,10 @@ def _report_begin(delivery: Delivery | None) -> None:
             report_begin(delivery.nonce)
 
 
-def _execution_type(plan: LockPlan, request: Context) -> type[Execution]:
-    if request.is_eager:
+def _execution_type(message: Message) -> type[Execution]:
+    if message.request.is_eager:
         return EagerExecution
-    return JoiningExecution if plan.options.on_conflict == "join" else WorkerExecution
+    return JoiningExecution if message.options.on_conflict == "join" else WorkerExecution
 
 
 def report(task: Task[..., Any], request: Context, error: Exception) -> None:
@@ -135,6 +137,6 @@ def release(sender: Any = None, state: str | None = None, retval: Any = None, **
         delattr(execution.request, EXECUTION)
     elif not is_requeued(task, retval):
         # The run ended before it asked for the key.
-        plan, reservation = task.lock_plan, reservation_in(getattr(request, HEADER, None))
-        if reservation is not None and plan is not None and plan.enabled:
-            give_up_reservation(plan, reservation, request.retries)
+        plan, header = task.lock_plan, Header.read(getattr(request, HEADER, None))
+        if header.reservation is not None and plan is not None and plan.enabled:
+            give_up_reservation(plan, plan.options_for(header), header.reservation, request.retries)

@@ -19,6 +19,7 @@ from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockUnavailable, fields, run_named
 from celery_redislock.message.delivery import ASKED_KEYS
 from celery_redislock.message.header import Reservation
+from celery_redislock.options import LockOptions
 from celery_redislock.policy import may_be_handed_a_key
 from celery_redislock.protocol.hold import Hold, Phase
 from celery_redislock.protocol.tokens import RESERVED, known_by
@@ -38,6 +39,8 @@ class Run(NamedTuple):
 
     task_id: str
     plan: LockPlan
+    options: LockOptions
+    """The lock options of the message."""
     nonce: str
     """The nonce of the token that the child stores in its key."""
     reservation: Reservation | None
@@ -194,7 +197,7 @@ def expect_copies(runs: Iterable[Run]) -> None:
         hold = run.hold
         if hold is not None:
             mark = partial(LockStore.expect_copy, demand=hold.demand, token=hold.token)
-            keeper, until = server_of(run.plan.app).keeper, time.monotonic() + run.plan.options.lease
+            keeper, until = server_of(run.plan.app).keeper, time.monotonic() + run.options.lease
             keeper.later(hold.demand.key, until, mark)
 
 
@@ -203,7 +206,7 @@ def release_of_dead(run: Run) -> None:
 
     If Redis does not answer, the keeper does so later.
     """
-    server, options = server_of(run.plan.app), run.plan.options
+    server, options = server_of(run.plan.app), run.options
     release = partial(_release, run=run, hold=run.hold, reserved=run.reserved)
     try:
         release(server.store)
@@ -258,7 +261,7 @@ def _is_still_to_come(store: LockStore, run: Run, reserved: Hold) -> bool:
     key over. Otherwise it must not, because nothing would ever read the note: for example, when a child recycled by
     `worker_max_tasks_per_child` exits normally after its last run.
     """
-    may_be_handed_over = may_be_handed_a_key(run.retries, run.plan.options)
+    may_be_handed_over = may_be_handed_a_key(run.retries, run.options)
     held = store.look(reserved.demand) if may_be_handed_over else None
     attempts = [holder.attempt for holder in held.holders] if held is not None else []
     return any(one is not None and one.task_id == run.task_id and one.retries < run.retries for one in attempts)

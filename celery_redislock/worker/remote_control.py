@@ -163,7 +163,8 @@ def _requests(consumer: Any) -> Iterator[tuple[str, Request]]:
 def _waits(one: WaitingMessage, hostname: str) -> dict[str, Any]:
     task: Any = one.request.task
     info = LockInfo(one.key, str(one.request.id), task.name, hostname, one.began_at, None, "waiting")
-    return info.to_json(task.lock_plan.options.scope)
+    run = run_of(one.request)
+    return info.to_json((task.lock_plan if run is None else run).options.scope)
 
 
 def _held(hostname: str, waiting: Counter[str]) -> Iterator[dict[str, Any]]:
@@ -180,7 +181,7 @@ def _held(hostname: str, waiting: Counter[str]) -> Iterator[dict[str, Any]]:
     for run, demand in runs:
         answer = answers[run.nonce]
         if answer is not None:
-            yield answer.to_json(run.plan.options.scope, waiting[demand.key])
+            yield answer.to_json(run.options.scope, waiting[demand.key])
 
 
 def _ask(runs: Sequence[tuple[Run, Demand]], answers: dict[str, LockInfo | None]) -> None:

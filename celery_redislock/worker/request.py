@@ -22,7 +22,7 @@ from kombu.serialization import registry  # type: ignore[attr-defined]
 from celery_redislock.app import server_of
 from celery_redislock.errors import LockConfigError, fields, run_named
 from celery_redislock.message.delivery import DELIVERY, Delivery, hide_headers, is_requeued
-from celery_redislock.message.header import HEADER, Header, reservation_in
+from celery_redislock.message.header import HEADER, Header
 from celery_redislock.message.republish import custom_headers
 from celery_redislock.policy import Ended, Place, Verdict
 from celery_redislock.protocol.tokens import mint_nonce
@@ -86,21 +86,22 @@ class LockedRequest(Request):
         task: Any = self.task
         plan: LockPlan | None = task.lock_plan
         nonce, room, request, following = mint_nonce(), waiting_room_of(self.app), self.request_dict, None
+        header = Header.read(request.get(HEADER))
         if plan is None or not plan.enabled:
-            self.delivery, self.run = Delivery.arrived(nonce, request, **self._arrival), None
+            self.delivery, self.run = Delivery.arrived(nonce, request, header, **self._arrival), None
         else:
             may_wait = room is not None and room.may_keep(self)
             acks_at_begin = not task.acks_late and EARLY_ACKS.reader is not None
             if acks_at_begin:
                 EARLY_ACKS.expect(nonce, self)
-            reservation = reservation_in(request.get(HEADER))
+            options, reservation = plan.options_for(header), header.reservation
             if getattr(task, "retry_on_worker_lost", None):  # from Celery 5.7 on
-                following = next_attempt(task, plan, request, nonce, reservation)
+                following = next_attempt(task, plan, options, request, nonce, reservation)
             self.delivery = Delivery.arrived(
-                nonce, request, **self._arrival, may_wait=may_wait, call=call, acks_at_begin=acks_at_begin
+                nonce, request, header, **self._arrival, may_wait=may_wait, call=call, acks_at_begin=acks_at_begin
             )
             retries = attempts_before(request)
-            self.run = Run(str(self.id), plan, nonce, reservation, retries, call, self._waited_for, following)
+            self.run = Run(str(self.id), plan, options, nonce, reservation, retries, call, self._waited_for, following)
         request[DELIVERY] = tuple(self.delivery)
 
     def on_accepted(self, pid: Any, time_accepted: float) -> None:
@@ -165,7 +166,7 @@ class LockedRequest(Request):
         if run is not None and hold is not None and hold.call is not None:
             server_of(run.plan.app).pass_on(hold.demand, hold.call)
         if run is not None and run.reservation is not None:
-            give_up_reservation(run.plan, run.reservation, run.retries, self.eta, closes_window=True)
+            give_up_reservation(run.plan, run.options, run.reservation, run.retries, self.eta, closes_window=True)
         return True
 
     def on_timeout(self, soft: bool, timeout: float) -> None:

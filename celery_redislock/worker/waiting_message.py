@@ -64,6 +64,7 @@ class WaitingMessage(Waiter):
 
     # Thousands of messages may wait, so each keeps as little as possible.
     __slots__ = (
+        "_asks_if_cooling",
         "_room",
         "_runs_in_outage",
         "_since",
@@ -91,7 +92,8 @@ class WaitingMessage(Waiter):
         header = place.header
         self.claim = None if header.claim is None else known_by(header.claim, RESERVED).owner
         self.joins = header.joins
-        self.watches = self.claim is not None or self.joins is not None
+        self._asks_if_cooling = place.asks_if_cooling
+        self.watches = self.claim is not None or self.joins is not None or place.asks_if_cooling
         self.deadline = _deadline(request, header)
         self._since = time.monotonic()
         self._worker = worker
@@ -146,8 +148,10 @@ class WaitingMessage(Waiter):
         return self._worker.is_coming(self.request)
 
     def need_not_wait(self, holders: Sequence[Token]) -> bool:
-        """Whether the key was handed over to this message, or the task it has joined no longer holds the key."""
-        if any(one.is_reserved and one.owner == self.claim for one in holders):
+        """Whether the key was handed over to this message, the task it has joined no longer holds the key, or its
+        policy applies because the key cools down."""
+        is_duplicate = self._asks_if_cooling and any(one.state == "cooling" for one in holders)
+        if is_duplicate or any(one.is_reserved and one.owner == self.claim for one in holders):
             return True
         return self.joins is not None and not any(self._may_be_joined(one) for one in holders)
 
@@ -204,7 +208,7 @@ def _policy_deadlines(request: Any, header: Header, since: float) -> list[float]
 
     `since` is when it began to wait in this worker. All times are by `time.monotonic()`.
     """
-    now, ends, options = time.monotonic(), [], request.task.lock_plan.options
+    now, ends, options = time.monotonic(), [], request.task.lock_plan.options_for(header)
     if header.claim is not None:  # its run asks for the key, which extends its reservation
         ends.append(since + options.queue_ttl / 2)
     if options.wait_for is not None:

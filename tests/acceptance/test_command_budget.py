@@ -91,6 +91,10 @@ BUDGET = {
     "a publish in scope queue": ["reserve: GET SET", SENT],
     "a duplicate publish in scope queue": ["reserve: GET PTTL"],
     "a run in scope queue": ["acquire: 2 GET EXISTS SET DEL", RELEASED],
+    "a publish whose call sets scope job": ["reserve: EXISTS SET", "renew: GET PEXPIRE"],
+    "a duplicate publish whose call sets scope job": ["reserve: EXISTS SET 2 GET PTTL"],
+    "a run whose call sets scope job": ["acquire: 2 GET SET", RELEASED],
+    "a run whose call sets other options": [GRANTED, RELEASED],
     "a renewal of 1,000 locks": 2 * ["renew: 500 GET 500 PEXPIRE"],
 }
 HELD = [f"redislock:{{held-{number}}}" for number in range(1000)]
@@ -266,6 +270,23 @@ def runs_of_what_was_published(lab: Lab) -> None:
             lab.all_is_free()
 
 
+def options_of_calls(lab: Lab) -> None:
+    """They cost no command more than the same options of the task."""
+    call, key = lab.task("work").apply_async, lab.key("of a call")
+    job = {"queue": key, "lock_scope": "job"}
+    with lab.record("a publish whose call sets scope job"):
+        result = call((key,), **job)
+    with lab.record("a duplicate publish whose call sets scope job"):
+        assert call((key,), **job).id == result.id
+    with lab.record("a run whose call sets scope job"):
+        lab.app.control.add_consumer(key, destination=["w0@lab"], reply=True, limit=1)
+        result.get(timeout=20)
+        lab.all_is_free()
+    with lab.record("a run whose call sets other options"):
+        call((key,), lock_on_conflict="raise", lock_wait_for=5).get(timeout=20)
+        lab.all_is_free()
+
+
 @contextmanager
 def standing_still(keeper: Keeper) -> Iterator[None]:
     """In the block, the keeper's thread does nothing."""
@@ -311,6 +332,7 @@ SCENARIOS = [
     a_successor,
     a_retry,
     runs_of_what_was_published,
+    options_of_calls,
     publishes,
     renewal,
 ]

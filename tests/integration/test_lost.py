@@ -47,8 +47,8 @@ def claim():
 def run(plan, key, claim):
     nonce, reservation = tokens.mint_nonce(), Reservation(key, claim)
     task = SimpleNamespace(max_retries=3)
-    attempt = next_attempt(task, plan, {"id": "id", "hostname": "w@host"}, nonce, reservation)
-    return Run("id", plan, nonce, reservation, 0, waited_for=key, next=attempt)
+    attempt = next_attempt(task, plan, plan.options, {"id": "id", "hostname": "w@host"}, nonce, reservation)
+    return Run("id", plan, plan.options, nonce, reservation, 0, waited_for=key, next=attempt)
 
 
 @pytest.fixture
@@ -143,11 +143,13 @@ def test_where_the_lock_server_is_away_at_the_death_the_key_goes_over_once_it_an
 def test_there_is_none_in_scope_run_nor_after_the_last_retry(tasks, scope, retries, most):
     plan = (tasks.job if scope == "job" else tasks.work).lock_plan
     task = SimpleNamespace(max_retries=most)
-    assert next_attempt(task, plan, {"id": "id", "retries": retries}, tokens.mint_nonce(), None) is None
+    assert next_attempt(task, plan, plan.options, {"id": "id", "retries": retries}, tokens.mint_nonce(), None) is None
 
 
 @pytest.mark.parametrize("retries", ["1", [1], -1, True, 10**400, None], ids=lambda value: type(value).__name__)
 def test_whatever_a_message_says_of_its_retries_the_worker_that_receives_it_lives(plan, retries):
-    attempt = next_attempt(SimpleNamespace(max_retries=None), plan, {"id": "id", "retries": retries}, "nonce", None)
+    attempt = next_attempt(
+        SimpleNamespace(max_retries=None), plan, plan.options, {"id": "id", "retries": retries}, "nonce", None
+    )
     assert attempt is not None
     assert attempt.attempt.retries in {1, 10**400 + 1}

@@ -64,6 +64,7 @@ def ask_for_report(day: str) -> tuple[str, bool]:
     result = daily_report.delay(day)
     assert_type(result, LockedResult)
     assert_type(daily_report.apply_async((day,), countdown=5, queue="slow"), LockedResult)
+    assert_type(daily_report.apply_async((day,), lock_scope="run", lock_wait_for=5), LockedResult)
     assert_type(result.duplicate, bool)
     result.duplicated  # type: ignore[attr-defined]  # noqa: B018
     return result.id, result.duplicate

@@ -12,7 +12,8 @@ import pytest
 from celery import Celery
 
 from celery_redislock import LockedTask
-from celery_redislock.message.republish import OVERDUE, Broker, was_delivered_before
+from celery_redislock.message.delivery import was_delivered_before
+from celery_redislock.message.republish import OVERDUE, Broker
 from celery_redislock.worker.server_check import FORGETFUL, broker_warnings
 from celery_redislock.worker.waiting_message import LONGEST_WAIT
 from tests.lab.arrivals import arrived

@@ -28,7 +28,7 @@ from celery_redislock.policy.conflict import (
 from celery_redislock.policy.join import Join, Joining, Outcome, on_joining
 from celery_redislock.policy.raise_ import Fail
 from celery_redislock.policy.skip import Skip, Skipped
-from celery_redislock.policy.wait import ComeBack, Wait
+from celery_redislock.policy.wait import ComeBack, Wait, Waiting
 from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.scripts import Passed
 from celery_redislock.protocol.tokens import Attempt
@@ -94,14 +94,14 @@ def test_a_copy_of_the_holders_own_message_comes_back_as_begun() -> None:
 
 @pytest.mark.parametrize("policy", ["skip", "raise", "join"])
 def test_a_holder_whose_end_may_have_been_seen_is_nobodys_holder(policy: str) -> None:
-    assert decide(policy=policy, ended=True) == ComeBack(is_begun=False)
+    assert decide(policy=policy, ended=True) == ComeBack(is_begun=False, reason=Waiting.UNLESS_COOLING)
 
 
 @pytest.mark.parametrize("policy", ["skip", "raise", "join"])
 def test_a_key_that_is_offered_to_the_first_in_line_is_nobodys(policy: str) -> None:
     """Who is offered a key has not begun, and may never begin."""
     offered = HOLDER._replace(task_id=None, task=None, state="offered")
-    assert decide(holder=offered, policy=policy) == ComeBack(is_begun=False)
+    assert decide(holder=offered, policy=policy) == ComeBack(is_begun=False, reason=Waiting.UNLESS_COOLING)
     assert decide(holder=offered, policy="wait") == Wait()
 
 

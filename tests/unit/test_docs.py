@@ -160,6 +160,16 @@ def test_every_warning_and_error_that_the_code_logs_has_its_row() -> None:
     assert [text for text in texts if not any(all(part.strip(" :;") in text for part in row) for row in rows)] == []
 
 
+def test_no_page_says_that_lock_options_belong_on_the_task_alone() -> None:
+    """A call may set some of them."""
+    said = re.compile(
+        r"(?i)(lock|they are) options (belong|of the task, not)|options? (passed|given) to a call (is|are) refused"
+        r"|lock options in a call are refused"
+    )
+    files = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("celery_redislock/**/*.py")]
+    assert [str(file) for file in files if said.search(" ".join(file.read_text(encoding="utf-8").split()))] == []
+
+
 def logged() -> Iterator[str]:
     """The texts of all calls of the package's log at WARNING and above, without what is put into them."""
     for path in sorted(ROOT.glob("celery_redislock/**/*.py")):

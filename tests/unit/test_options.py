@@ -15,9 +15,13 @@ from celery_redislock.errors import LockConfigError
 from celery_redislock.options import (
     ATTRIBUTES,
     CONFLICT_POLICIES,
+    KEY_OPTIONS,
     OPTIONS,
+    PER_CALL,
     LockOptions,
     LockSettings,
+    allowed_of_call,
+    check_of_call,
     resolve_options,
     resolve_settings,
 )
@@ -311,6 +315,62 @@ def test_settings_of_the_app_are_taken_as_they_are() -> None:
 
 def test_a_long_value_is_shortened_in_the_message() -> None:
     assert len(refusal({"lease": "x" * 10_000})) < 300
+
+
+# Options of a call.
+
+
+@pytest.mark.parametrize("name", [*KEY_OPTIONS, *OPTIONS])
+def test_a_call_may_set_some_options_and_the_refusal_of_the_others_names_these(name: str) -> None:
+    default = {**KEY_OPTIONS, **OPTIONS}[name].default
+    if name in PER_CALL:
+        check_of_call("shop.bill", name, default)
+        return
+    with pytest.raises(LockConfigError) as refused:
+        check_of_call("shop.bill", name, default)
+    message = str(refused.value)
+    assert message.startswith(
+        f"shop.bill: lock_{name} is an option of the task, not of a call: set it in the decorator"
+    )
+    assert all(f"lock_{one}" in message.partition("a call may set ")[2] for one in PER_CALL)
+
+
+@pytest.mark.parametrize(("name", "hint"), [("scop", "did you mean lock_scope?"), ("ttl", "did you mean lock_lease")])
+def test_a_misspelt_option_of_a_call_is_refused(name: str, hint: str) -> None:
+    with pytest.raises(LockConfigError, match=re.escape(hint)) as refused:
+        check_of_call("shop.bill", name, 1)
+    assert str(refused.value).endswith("; a call may set lock_scope, lock_on_conflict, lock_wait_for or lock_cooldown")
+
+
+def test_the_name_of_an_option_of_a_call_cannot_forge_or_flood_the_log() -> None:
+    with pytest.raises(LockConfigError) as refused:
+        check_of_call("shop.bill", "x\n" * 10_000, 1)
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 1500
+
+
+WRONG_OF_CALLS: list[tuple[str, Any]] = [
+    *(("scope", value) for value in ("jobs", "", None, 1, True, b"job", ["job"], {"job"})),
+    *(("on_conflict", value) for value in ("skipp", "", 1, False, b"skip", ["skip"], {})),
+    *(("wait_for", value) for value in (*NO_DURATIONS, 10**400, {}, b"1")),
+    *(("cooldown", value) for value in (-1, -0.1, math.nan, math.inf, "10", True, False, None, [10], 10**400)),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG_OF_CALLS, ids=lambda value: repr(value)[:20])
+def test_a_call_refuses_the_values_that_a_task_refuses_and_a_header_passes_them_over(name: str, value: Any) -> None:
+    with pytest.raises(LockConfigError, match=f"shop.bill: lock_{name} = .* is not allowed; allowed: "):
+        check_of_call("shop.bill", name, value)
+    with pytest.raises(LockConfigError):
+        options({name: value})
+    assert allowed_of_call({name: value}) is None
+    other = "cooldown" if name != "cooldown" else "wait_for"
+    assert allowed_of_call({name: value, other: 5}) == {other: 5}
+
+
+def test_a_header_keeps_what_a_call_may_set_and_passes_over_all_else() -> None:
+    assert allowed_of_call({name: OPTIONS[name].default for name in OPTIONS}).keys() == set(PER_CALL)  # type: ignore[union-attr]
+    assert allowed_of_call({"lease": 5, "colour": "red", 1: 2, None: None}) is None
 
 
 def described() -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import time
 from typing import Any
 
@@ -28,6 +29,7 @@ GOOD: dict[str, Any] = {
     "published": 1_700_000_000_000_000,
     "died": 2,
     "rank": 1_700_000_000_000_001,
+    "options": {"scope": "job", "on_conflict": None, "wait_for": 5.5, "cooldown": 0},
 }
 #: The lock server's time, in microseconds.
 NOW = 1_800_000_000_000_000
@@ -41,6 +43,7 @@ MALFORMED_FIELDS = [
     *(("key", value) for value in (0, True, None, "", "k" * (MAX_KEY + 1), b"key", [], {})),
     *(("died", value) for value in (-1, 0, 1000, 10**30, 1.0, True, None, "1", math.nan, [], {})),
     *(("joins", value) for value in (0, True, None, b"id", [], {})),
+    *(("options", value) for value in (0, True, None, "scope", ["scope"], {}, {"scope": 1}, {"lease": 5}, {1: [2]})),
     *(
         (field, value)
         for field in ("published", "rank")
@@ -58,6 +61,23 @@ def test_a_header_is_read_as_it_was_written() -> None:
 def test_what_is_not_said_is_not_sent() -> None:
     publish = mint_publish()
     assert Header(publish).wire == {"publish": publish}
+
+
+def test_a_message_whose_call_sets_no_option_has_the_header_that_it_always_had() -> None:
+    """Byte for byte."""
+    header = Header("aBcDeFgH", claim="c" * 22, key="redislock:{k}", queued=True, published=1_700_000_000_000_000)
+    said = '{"publish":"aBcDeFgH","claim":"%s","key":"redislock:{k}","queued":true,"published":1700000000000000}'
+    assert json.dumps(header.wire, separators=(",", ":")) == said % ("c" * 22)
+    assert pickle.dumps(header._replace(options=None).wire) == pickle.dumps(header.wire)
+
+
+def test_the_options_of_a_call_stay_when_its_message_comes_back() -> None:
+    assert Header(**GOOD).next(begun=True, joins="b", rank=3).options == GOOD["options"]
+
+
+def test_a_malformed_option_of_a_call_costs_itself_alone() -> None:
+    options = {"scope": "job", "on_conflict": "replace", "wait_for": 0, "cooldown": True, "lease": 5, "colour": "red"}
+    assert Header.read({"options": options}).options == {"scope": "job"}
 
 
 def test_what_was_left_to_a_message_stays_when_it_comes_back() -> None:

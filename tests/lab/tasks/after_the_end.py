@@ -40,6 +40,12 @@ def define(app: Celery, ledger: Ledger) -> None:
             with ledger.run(key, item):
                 return item
 
+    @locked("held_up", base=_HeldUp, ignore_result=False)
+    def held_up(key: Any, item: Any = "", file: str = "") -> Any:
+        """The same, but its key cools down only where a call says so."""
+        with ledger.run(key, item):
+            return item
+
     for policy in ("skip", "raise", "join"):
 
         @locked(f"lingers_{policy}", base=_Lingering, lock_on_conflict=policy, ignore_result=False)

@@ -38,6 +38,7 @@ def define(app: Celery, ledger: Ledger) -> None:
         return item
 
     for name, options in {
+        "run_again": {},
         "job_again": {"lock_scope": "job"},
         "held_again": {"lock_hold_on_retry": True},
         "queued_again": {"lock_scope": "queue"},
