@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import subprocess
+from contextlib import suppress
+
 import pytest
 from celery import chain, chord, group
 from celery.exceptions import TaskRevokedError, WorkerLostError
@@ -10,13 +14,25 @@ from kombu.exceptions import OperationalError
 from celery_redislock import LockConfigError, LockedTask
 from celery_redislock.protocol.names import keys_of
 from celery_redislock.protocol.tokens import escape
-from tests.conftest import on_every_broker
+from tests.conftest import IS_MATRIX, on_every_broker
 from tests.lab.app import make_app
+from tests.lab.publishers import ORDERS, Plan, publishing
 from tests.lab.servers import free_port, wait_until
+from tests.lab.tasks.windows import BRIEF
+from tests.lab.window_judge import Judge
 
 #: With these the Redis broker gives a message again that was not acked for two seconds.
 IMPATIENT = {"visibility_timeout": 2, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
+#: With these a publish fails at once where the broker does not answer.
+NO_RETRIES = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
 HOUR_IN_MS = 3_600_000
+
+#: Seconds for which the publishers of the recorder publish, and the pauses between two faults.
+FOR, BETWEEN_FAULTS = 60.0 if IS_MATRIX else 8.0, 0.4
+#: One after the other, again and again. An order is carried out by the publisher that sends the next message.
+FAULTS = ["cut", *ORDERS, "kill", "double", "die", "refuse", "dawdle"]
+#: What the recorder must have seen, or it has proved nothing.
+WITNESSED = {"jobs", "answers", "errors", "dies", "dawdles", "doubles"}
 
 
 def window_of(task, key="k"):
@@ -185,7 +201,7 @@ class TestAWindow:
 
     def test_is_never_opened_by_a_message_that_could_not_be_sent(self, config, locks):
         config.broker = f"redis://127.0.0.1:{free_port()}/0"
-        config.settings["broker_transport_options"] = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
+        config.settings["broker_transport_options"] = NO_RETRIES
         with pytest.raises(OperationalError):
             make_app(config).tasks["lab.windowed"].delay("k")
         assert locks.client.keys() == []
@@ -221,3 +237,56 @@ def test_a_window_longer_than_results_are_kept_is_refused_where_the_task_is_decl
 
     @app.task(base=LockedTask, lock_scope="job", lock_window=3600, ignore_result=True, shared=False, lazy=False)
     def blind(): ...
+
+
+class TestARecorderThatKnowsNothingOfLocks:
+    """Ten publishers, two workers, and faults: of connections, workers and publishers, but not of Redis."""
+
+    @pytest.fixture
+    def orders(self, tmp_path):
+        folder = tmp_path / "orders"
+        folder.mkdir()
+        return folder
+
+    @pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)
+    def test_sees_no_second_job_in_a_window_and_no_id_that_never_runs(
+        self, config, tasks, broker_proxy, start_worker, ledger, orders
+    ):
+        """RabbitMQ delivers again at once what a worker that is cut off or killed had not acked."""
+        config.settings["broker_transport_options"] = {**NO_RETRIES, "confirm_publish": True}
+        workers = [start_worker(2) for _ in range(2)]
+        kills = 0
+
+        def errors():
+            return Judge(ledger, BRIEF).counts["errors"]
+
+        with publishing(config, Plan("windowed_brief", FOR, str(orders))) as publishers:
+            for fault in itertools.cycle(FAULTS):
+                with suppress(subprocess.TimeoutExpired):
+                    publishers.wait(BETWEEN_FAULTS)
+                if publishers.poll() is not None:
+                    break
+                match fault:
+                    case "cut":
+                        broker_proxy.cut()
+                    case "kill":
+                        workers.pop(0).kill()
+                        workers.append(start_worker(2))
+                        kills += 1
+                    case "refuse":
+                        before = errors()
+                        broker_proxy.refuse()
+                        wait_until(lambda: errors() > before or publishers.poll() is not None, "a publish fails")
+                        broker_proxy.mend()
+                    case order:
+                        (orders / order).touch()
+            assert publishers.returncode == 0
+        last = [tasks.windowed_brief.delay(key) for key in range(Plan.keys)]
+        wait_until(lambda: all(one.ready() for one in last), "the last jobs have run")
+        wait_until(lambda: Judge(ledger, BRIEF).never_ran() == [], "every job that a caller knows of has run")
+        judge = Judge(ledger, BRIEF)
+        print(judge.counts, judge.excuses(), f"kills={kills}")
+        assert judge.unexcused() == []
+        assert judge.of_another_key() == []
+        assert {what for what, count in judge.counts.items() if count} >= WITNESSED
+        assert kills
