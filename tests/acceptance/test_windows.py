@@ -285,8 +285,7 @@ class TestARecorderThatKnowsNothingOfLocks:
         wait_until(lambda: all(one.ready() for one in last), "the last jobs have run")
         wait_until(lambda: Judge(ledger, BRIEF).never_ran() == [], "every job that a caller knows of has run")
         judge = Judge(ledger, BRIEF)
-        print(judge.counts, judge.excuses(), f"kills={kills}")
-        assert judge.unexcused() == []
+        assert judge.unexcused() == [], f"{judge.counts}, {judge.excuses()}, {kills} workers killed"
         assert judge.of_another_key() == []
         assert {what for what, count in judge.counts.items() if count} >= WITNESSED
         assert kills

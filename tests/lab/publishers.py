@@ -64,6 +64,7 @@ class Publisher:
         self.ledger, self.plan = Ledger(Path(config.ledger)), plan
         self.rng = random.Random(f"{plan.seed}-{number}")
         self.id: str | None = None
+        self.named_at: float | None = None
         self.sent_at: float | None = None
         self._send_task, self._send_message = self.app.send_task, self.app.amqp.send_task_message
         self.app.send_task = self._on_its_way  # type: ignore[method-assign]
@@ -77,7 +78,7 @@ class Publisher:
             time.sleep(self.rng.uniform(0.0, 0.03))
 
     def _call(self, key: int) -> None:
-        self.id = self.sent_at = None
+        self.id = self.named_at = self.sent_at = None
         note: dict[str, Any] = {"key": str(key), "pid": os.getpid(), "asked_at": time.monotonic()}
         try:
             result = self.task.delay(key, "", self.rng.uniform(0.0, 0.05))
@@ -85,11 +86,12 @@ class Publisher:
             note.update(event="error", id=self.id, error=repr(error))
         else:
             note.update(event="call", id=result.id, duplicate=result.duplicate)
-        self.ledger.write({**note, "sent_at": self.sent_at, "returned_at": time.monotonic()})
+        note.update(named_at=self.named_at, sent_at=self.sent_at, returned_at=time.monotonic())
+        self.ledger.write(note)
 
     def _on_its_way(self, *args: Any, **options: Any) -> Any:
         """The job's id is known, and its message is not sent yet."""
-        self.id = options["task_id"]
+        self.id, self.named_at = options["task_id"], time.monotonic()
         if self._is_told_to("die"):
             self.ledger.write({"event": "dies", "id": self.id, "pid": os.getpid()})
             time.sleep(self.rng.uniform(0.0, 1.2))

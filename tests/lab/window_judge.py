@@ -9,8 +9,8 @@ from itertools import combinations
 
 from tests.lab.ledger import Ledger
 
-#: Seconds. A publisher that takes longer from its call to its return may have been taken for dead: after one second,
-#: half of which is left to a busy machine.
+#: Seconds. A publisher that takes longer to send its message may have been taken for dead: after one second, half of
+#: which is left to a busy machine.
 SLOW = 0.5
 
 
@@ -22,6 +22,8 @@ class Job:
     id: str
     pid: int
     asked_at: float
+    named_at: float
+    """When its publisher knew its id: from then on it did nothing but send the message."""
     sent_at: float
     """When its message was about to be handed to the broker."""
     returned_at: float
@@ -100,7 +102,7 @@ class Judge:
     def _excuse(self, first: Job, second: Job) -> str:
         if first.failed:
             return "the broker had the first message, but its publisher was told that it had failed"
-        if first.returned_at - first.asked_at >= SLOW:
+        if first.returned_at - first.named_at >= SLOW:
             return "the first publisher was slow"
         if any(self._was_warned(job) for job in (first, second)):
             return "Redis was out of reach"
@@ -111,5 +113,5 @@ class Judge:
 
 
 def _job(line: dict[str, object]) -> Job:
-    names = ("key", "id", "pid", "asked_at", "sent_at", "returned_at")
+    names = ("key", "id", "pid", "asked_at", "named_at", "sent_at", "returned_at")
     return Job(**{name: line[name] for name in names}, failed=line["event"] == "error")  # type: ignore[arg-type]
