@@ -257,8 +257,14 @@ class TestARecorderThatKnowsNothingOfLocks:
         workers = [start_worker(2) for _ in range(2)]
         kills = 0
 
-        def errors():
-            return Judge(ledger, BRIEF).counts["errors"]
+        def refuse_until_a_publish_fails():
+            before = Judge(ledger, BRIEF).counts["errors"]
+            broker_proxy.refuse()
+            wait_until(
+                lambda: Judge(ledger, BRIEF).counts["errors"] > before or publishers.poll() is not None,
+                "a publish fails",
+            )
+            broker_proxy.mend()
 
         with publishing(config, Plan("windowed_brief", FOR, str(orders))) as publishers:
             for fault in itertools.cycle(FAULTS):
@@ -274,10 +280,7 @@ class TestARecorderThatKnowsNothingOfLocks:
                         workers.append(start_worker(2))
                         kills += 1
                     case "refuse":
-                        before = errors()
-                        broker_proxy.refuse()
-                        wait_until(lambda: errors() > before or publishers.poll() is not None, "a publish fails")
-                        broker_proxy.mend()
+                        refuse_until_a_publish_fails()
                     case order:
                         (orders / order).touch()
             assert publishers.returncode == 0

@@ -1,4 +1,4 @@
-"""The judge of windows, who knows only the notes of `tests.lab.publishers` and of the bodies, and never accuses wrongly."""
+"""The judge of windows: it knows only what publishers and bodies have noted, and never accuses wrongly."""
 
 from __future__ import annotations
 
