@@ -108,7 +108,7 @@ def rows_below(head: str) -> list[str]:
 
 def test_what_the_page_says_that_show_says_is_what_it_says():
     """Each row quotes a line for one state of a key, with ids, hosts and times of its own."""
-    who = [held_by(state, "w1@shop-a").who for state in ("held", "queued", "cooling", "offered")]
+    who = [held_by(state, "w1@shop-a").who for state in ("held", "queued", "sending", "cooling", "offered")]
     ends = [one(ago=AGO, ttl=AGO, every=AGO) for one in (Say.RENEWED, Say.NOT_RENEWED, Say.HELD_TOO_LONG, Say.ENDS)]
     lines = [Say.HELD(key="k", who=who[0], since=AGO, ends=one) for one in ends[:-1]]
     lines += [Say.KEPT(key="k", who=one, since=AGO, ttl=AGO) for one in who[1:]]

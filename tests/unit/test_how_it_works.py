@@ -96,6 +96,7 @@ def test_the_keys_are_those_that_have_a_name() -> None:
         keys.permit("<number>"),
         keys.note("<attempt>"),
         keys.gone("<claim>"),
+        keys.window("<task>"),
         keys.fence,
         keys.line,
     }
@@ -104,7 +105,7 @@ def test_the_keys_are_those_that_have_a_name() -> None:
 
 
 def test_the_states_are_those_of_the_tokens() -> None:
-    states = [tokens.RUNS, tokens.SEEN, tokens.RESERVED, tokens.COOLING, tokens.OFFERED, tokens.CALLED]
+    states = [tokens.RUNS, tokens.SEEN, tokens.RESERVED, tokens.SENDING, tokens.COOLING, tokens.OFFERED, tokens.CALLED]
     assert quoted(column(section(PAGE, "## The keys").split("**A token**")[1])) == states
 
 

@@ -30,6 +30,7 @@ from . import (
     turns,
     unlocked,
     ways_out,
+    windows,
 )
 
 THEMES = (
@@ -48,6 +49,7 @@ THEMES = (
     after_the_end,
     limits,
     pools,
+    windows,
 )
 
 
