@@ -140,7 +140,7 @@ class LockedTask(LockAttributes, BaseTask):
     ) -> LockedResult:
         """Send a message, as Celery does; in the scopes ``job`` and ``queue``, only if it would not duplicate a job.
 
-        `lock_scope`, `lock_on_conflict`, `lock_wait_for` and `lock_cooldown` may be among the options of a call, also
+        `lock_scope`, `lock_on_conflict`, `lock_wait_for`, `lock_cooldown` and `lock_window` may be set in a call, also
         in `Signature.set`. They apply to this message, its retries included, in place of the task's own. If locks are
         switched off, they have no effect.
 

@@ -10,17 +10,20 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
-from celery import Celery, Task, chain, chord, group
+from celery import Celery, Task, chain, chord, group, states
 from kombu.exceptions import OperationalError
 
 from celery_redislock import LockedResult, LockedTask, LockKeyError, LockUnavailable, signals
 from celery_redislock.connection.store import LockStore
 from celery_redislock.policy.conflict import on_outstanding
 from celery_redislock.protocol import tokens
+from celery_redislock.protocol.hold import Hold
 from celery_redislock.protocol.names import Demand, keys_of
-from celery_redislock.protocol.tokens import Attempt
+from celery_redislock.protocol.scripts import Passed
+from celery_redislock.protocol.tokens import Attempt, Token
 from celery_redislock.task import publish
 from celery_redislock.testing import busy
 from tests.lab.app import Config, make_app
@@ -105,16 +108,16 @@ def test_a_publish_takes_two_round_trips_and_a_duplicate_one(name, tasks, locks)
     assert locks.client.info("commandstats")["cmdstat_evalsha"]["calls"] == 3
 
 
-def continued(task, plain):
+def continued(task, plain, key="k"):
     """Publishes of a duplicate that somebody waits for, or that must go on; how many messages each sends."""
     return {
-        "task_id": (lambda: task.apply_async(("k",), task_id="mine"), 1),
-        "parent_id": (lambda: task.apply_async(("k",), parent_id="parent", root_id="root"), 1),
-        "link": (lambda: task.apply_async(("k",), link=plain.si()), 1),
-        "link_error": (lambda: task.apply_async(("k",), link_error=plain.si()), 1),
-        "chain": (lambda: chain(task.si("k"), plain.si()).apply_async(), 1),
-        "group": (lambda: group(task.si("k"), task.si("k")).apply_async(), 2),
-        "chord": (lambda: chord([task.si("k"), plain.si()])(plain.si()), 2),
+        "task_id": (lambda: task.apply_async((key,), task_id="mine"), 1),
+        "parent_id": (lambda: task.apply_async((key,), parent_id="parent", root_id="root"), 1),
+        "link": (lambda: task.apply_async((key,), link=plain.si()), 1),
+        "link_error": (lambda: task.apply_async((key,), link_error=plain.si()), 1),
+        "chain": (lambda: chain(task.si(key), plain.si()).apply_async(), 1),
+        "group": (lambda: group(task.si(key), task.si(key)).apply_async(), 2),
+        "chord": (lambda: chord([task.si(key), plain.si()])(plain.si()), 2),
     }
 
 
@@ -245,6 +248,11 @@ class TestTheKeyOfAMessage:
         with pytest.raises(LockKeyError, match="parameter 'key' cannot be part of a lock key"):
             tasks.job.delay(object())
         assert (locks.client.keys(), waiting()) == ([], 0)
+
+
+def refuse_to_send(*args, **kwargs):
+    """What `send_task` does where the broker is away."""
+    raise OperationalError("the broker is away")
 
 
 def publish_slowly(config: str, started, goes_on) -> None:
@@ -570,3 +578,175 @@ class TestAJobThatIsBeingSent:
         monkeypatch.setattr(time, "sleep", pytest.fail)
         mine = asyncio.run(call())
         assert (mine.duplicate, waiting()) == (False, 1)
+
+
+#: Seconds that the windows of `TestAWindow` stay open; no test waits for that long.
+WINDOW = 60.0
+
+
+class TestAWindow:
+    """It opens at the publish and stays open for `lock_window`. A call inside gets the job's result."""
+
+    @pytest.fixture(autouse=True)
+    def jobs_have_windows(self, config):
+        names = ("job", "job_again", "job_ends", "shared_job", "shared_job_too")
+        config.settings["task_annotations"] = {f"lab.{name}": {"lock_window": WINDOW} for name in names}
+
+    @pytest.fixture
+    def windows(self, locks):
+        """The keys of the windows that are open."""
+        return lambda: locks.client.keys("*:window:*")
+
+    @pytest.fixture
+    def deliver(self, app, queued, deliver):
+        """Runs the first message in the queue, which stays there: whatever else is sent is a second one."""
+
+        def run(name, *args, **request):
+            sent = {header: value for header, value in queued()[0].items() if header not in {"argsrepr", "kwargsrepr"}}
+            del sent["task"]
+            return deliver(app, f"lab.{name}", *args, **{**sent, **request})[0]
+
+        return run
+
+    def test_opens_at_the_publish(self, tasks, locks, windows):
+        tasks.job.delay("k")
+        (window,) = windows()
+        assert WINDOW - 10 < locks.client.pttl(window) / 1000 <= WINDOW
+        assert Token.of(locks.client.get(window)).state == "queued"
+
+    def test_is_not_kept_open_by_a_call_inside(self, tasks, locks, windows, waiting):
+        first = tasks.job.delay("k")
+        locks.client.delete(tasks.job.lock_for("k").name)
+        (window,) = windows()
+        locks.client.pexpire(window, 20_000)
+        assert tasks.job.delay("k").id == first.id
+        assert locks.client.pttl(window) <= 20_000
+        locks.client.pexpire(window, 1)
+        wait_until(lambda: not windows(), "the window is closed")
+        later = tasks.job.delay("k")
+        assert (later.duplicate, waiting()) == (False, 2)
+        assert WINDOW - 10 < locks.client.pttl(window) / 1000 <= WINDOW
+        assert tasks.job.delay("k").id == later.id
+
+    @pytest.mark.parametrize(
+        ("end", "state"),
+        [("success", states.SUCCESS), ("failure", states.FAILURE), ("ignore", states.IGNORED)],
+    )
+    def test_outlives_the_run_whatever_its_end(self, tasks, deliver, waiting, end, state):
+        first = tasks.job_ends.delay("k", end)
+        assert deliver("job_ends", "k", end) == state
+        assert tasks.job_ends.lock_info("k") is None
+        second = tasks.job_ends.delay("k", end)
+        assert (second.id, second.duplicate, waiting()) == (first.id, True, 1)
+
+    def test_outlives_a_crash_and_the_run_of_the_copy(self, tasks, locks, deliver, waiting):
+        first = tasks.job.delay("k")
+        key = tasks.job.lock_for("k").name
+        run = tokens.mint(tokens.mint_nonce(), Token.of(locks.client.get(key)).attempt, tokens.origin("w@h", "lab.job"))
+        locks.client.set(key, run, px=1)  # of a run whose process is dead
+        wait_until(lambda: not locks.client.exists(key), "the lease of the dead process ends")
+        assert tasks.job.delay("k").id == first.id
+        assert deliver("job", "k", redelivered=True) == states.SUCCESS
+        assert (tasks.job.delay("k").id, waiting()) == (first.id, 1)
+
+    def test_outlives_a_retry(self, tasks, locks, deliver, waiting):
+        first = tasks.job_again.delay("k", "a", 1)
+        assert deliver("job_again", "k", "a", 1) == states.RETRY
+        assert waiting() == 2
+        locks.client.delete(tasks.job_again.lock_for("k").name)
+        assert (tasks.job_again.delay("k", "a", 0).id, waiting()) == (first.id, 2)
+
+    def test_holds_for_the_job_itself(self, app, deliver, waiting):
+        """Without a window, what a job publishes follows that job and is no duplicate of it."""
+        inner = []
+
+        @app.task(base=LockedTask, bind=True, name="lab.calls_itself", lock_scope="job", lock_window=WINDOW, shared=False)
+        def calls_itself(self):
+            inner.append(self.delay())
+
+        first = calls_itself.delay()
+        assert deliver("calls_itself") == states.SUCCESS
+        assert ([result.id for result in inner], waiting()) == ([first.id], 1)
+
+    @pytest.mark.xfail(strict=True, reason="whether the job has started before is not looked at")
+    def test_is_not_closed_by_a_copy_that_expires_after_the_job_has_run(self, tasks, deliver, waiting):
+        first, expires = tasks.job.apply_async(("k",), expires=0.5), time.time() + 0.5
+        assert deliver("job", "k", redelivered=True) == states.SUCCESS  # a copy, which leaves a note for the others
+        wait_until(lambda: time.time() > expires, "the message has expired")
+        assert deliver("job", "k", redelivered=True) == states.IGNORED
+        import time as _t; _t.sleep(0.5)
+        assert (tasks.job.delay("k").id, waiting()) == (first.id, 1)
+
+    def test_is_closed_by_a_failed_send(self, tasks, locks, waiting, monkeypatch):
+        with monkeypatch.context() as broken:
+            broken.setattr(tasks.job.app, "send_task", refuse_to_send)
+            with pytest.raises(OperationalError):
+                tasks.job.delay("k")
+        assert locks.client.keys() == []
+        assert (tasks.job.delay("k").duplicate, waiting()) == (False, 1)
+
+    def test_is_closed_by_a_failed_send_behind_another_tasks_job(self, tasks, locks, windows, monkeypatch):
+        """That publish has the place in the queue."""
+        tasks.shared_job.delay("k")
+        kept = set(locks.client.keys())
+        with monkeypatch.context() as broken:
+            broken.setattr(tasks.job.app, "send_task", refuse_to_send)
+            with pytest.raises(OperationalError):
+                tasks.shared_job_too.delay("k")
+        assert set(locks.client.keys()) == kept
+
+    @pytest.mark.parametrize("how", ["task_id", "parent_id", "link", "link_error", "chain", "group", "chord"])
+    def test_is_neither_read_nor_opened_by_a_publish_that_is_not_bare(self, how, tasks, windows, waiting):
+        publish, messages = continued(tasks.job, tasks.plain)[how]
+        publish()
+        assert (windows(), waiting()) == ([], messages)
+        first = tasks.job.delay("other")
+        publish, _ = continued(tasks.job, tasks.plain, "other")[how]
+        publish()
+        assert waiting() == 2 * messages + 1
+        assert tasks.job.delay("other").id == first.id
+
+    def test_is_each_tasks_own(self, tasks, locks, windows, waiting):
+        first = tasks.shared_job.delay("k")
+        second = tasks.shared_job_too.delay("k")
+        assert (second.duplicate, len(windows()), waiting()) == (False, 2, 2)
+        locks.client.delete(*(key for key in locks.client.keys() if key not in windows()))
+        assert tasks.shared_job.delay("k").id == first.id
+        assert tasks.shared_job_too.delay("k").id == second.id
+        assert waiting() == 2
+
+    def test_costs_a_call_inside_one_round_trip_and_no_read_of_the_backend(self, tasks, locks, deliver, monkeypatch):
+        first = tasks.job.delay("k")
+        assert deliver("job", "k") == states.SUCCESS
+        monkeypatch.setattr(publish, "has_ended", pytest.fail)
+        monkeypatch.setattr(time, "sleep", pytest.fail)
+        for _ in range(3):
+            locks.client.config_resetstat()
+            assert tasks.job.delay("k").id == first.id
+            assert locks.client.info("commandstats")["cmdstat_evalsha"]["calls"] == 1
+
+    def test_of_a_job_that_was_never_sent_is_taken_over(self, tasks, locks, windows, waiting, monkeypatch):
+        """Its publisher has died. The key lives for a lease; the window would last longer."""
+        monkeypatch.setattr(publish, "PATIENCE", 0.0)
+        key = tasks.job.lock_for("k").name
+        window = keys_of(key).window("lab.job")
+        dead = tokens.mint(
+            tokens.mint_nonce(), Attempt("dead", 0, 0), tokens.origin("web", "lab.job"), tokens.SENDING
+        )
+        locks.client.set(window, dead, px=60_000)
+        mine = tasks.job.delay("k")
+        assert (mine.duplicate, waiting()) == (False, 1)
+        assert Token.of(locks.client.get(window)).attempt.task_id == mine.id
+
+    def test_of_a_job_that_was_sent_is_not_taken_over_by_a_publish_that_has_waited_for_another_one(
+        self, tasks, locks, waiting
+    ):
+        first = tasks.job.delay("k")
+        key = tasks.job.lock_for("k").name
+        mine = tokens.mint(tokens.mint_nonce(), Attempt("mine", 0, 0), tokens.origin("web", "lab.job"), tokens.SENDING)
+        owner = SimpleNamespace(hold=Hold(Demand(key), mine))
+        locks.client.delete(key)
+        for passed in (Passed(unsent=frozenset({first.id})), Passed(unsent=frozenset({"another"}))):
+            found = LockStore.of(locks.client).reserve(owner, 30.0, passed, window=WINDOW)
+            assert [job.task_id for job in found.info(key)] == [first.id]
+            assert found.in_window
