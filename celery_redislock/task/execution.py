@@ -219,8 +219,11 @@ class Execution:
         """Give up the message's reservation: the message will not run, or runs without the lock."""
         reservation = self.message.header.reservation
         if reservation is not None:
-            message, expired = self.message, self.message.has_expired
-            give_up_reservation(self.plan, message.options, reservation, message.attempt.retries, closes_window=expired)
+            message = self.message
+            never_starts = message.has_expired and not message.delivery.may_be_a_copy
+            give_up_reservation(
+                self.plan, message.options, reservation, message.attempt.retries, closes_window=never_starts
+            )
 
     def _announce(self, holder: LockInfo, policy: str) -> None:
         """Send the signal `lock_conflict`."""

@@ -166,7 +166,10 @@ class LockedRequest(Request):
         if run is not None and hold is not None and hold.call is not None:
             server_of(run.plan.app).pass_on(hold.demand, hold.call)
         if run is not None and run.reservation is not None:
-            give_up_reservation(run.plan, run.options, run.reservation, run.retries, self.eta, closes_window=True)
+            never_started = not self.delivery.may_be_a_copy
+            give_up_reservation(
+                run.plan, run.options, run.reservation, run.retries, self.eta, closes_window=never_started
+            )
         return True
 
     def on_timeout(self, soft: bool, timeout: float) -> None:

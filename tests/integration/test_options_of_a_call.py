@@ -63,7 +63,9 @@ def test_a_call_refuses_an_option_and_says_where_it_belongs_and_what_a_call_may_
     message = str(refused.value)
     assert message.startswith(f"lab.work: {option} is ")
     assert told in message
-    assert message.endswith("; a call may set lock_scope, lock_on_conflict, lock_wait_for or lock_cooldown")
+    assert message.endswith(
+        "; a call may set lock_scope, lock_on_conflict, lock_wait_for, lock_cooldown or lock_window"
+    )
     assert "secret" not in message
     assert queued() == []
 

@@ -339,7 +339,9 @@ def test_a_call_may_set_some_options_and_the_refusal_of_the_others_names_these(n
 def test_a_misspelt_option_of_a_call_is_refused(name: str, hint: str) -> None:
     with pytest.raises(LockConfigError, match=re.escape(hint)) as refused:
         check_of_call("shop.bill", name, 1)
-    assert str(refused.value).endswith("; a call may set lock_scope, lock_on_conflict, lock_wait_for or lock_cooldown")
+    assert str(refused.value).endswith(
+        "; a call may set lock_scope, lock_on_conflict, lock_wait_for, lock_cooldown or lock_window"
+    )
 
 
 def test_the_name_of_an_option_of_a_call_cannot_forge_or_flood_the_log() -> None:
