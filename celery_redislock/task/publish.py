@@ -51,6 +51,8 @@ CONTINUATIONS = ("task_id", "group_id", "chord", "chain", "link", "link_error", 
 #: How long a job that another publisher is sending is waited for before it is taken over, in seconds. A publish that
 #: succeeds is faster, even if it has to connect to a distant broker first.
 PATIENCE = 1.0
+#: How long a publish waits for one such job after the other, in seconds.
+LONGEST_WAIT = 3.0
 #: The shortest and the longest pause between two questions about such a job, in seconds.
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.002, 0.064
 
@@ -241,20 +243,23 @@ class Publication:
 
         None means that the message is sent without a reservation: the job that has the place cannot be the answer.
         """
-        task, passed, pause, began = self._task, Passed(), SHORTEST_PAUSE, time.monotonic()
-        ends = began + PATIENCE
+        task, passed, latest = self._task, Passed(), time.monotonic() + LONGEST_WAIT
+        waits_for, ends, pause = "", latest, SHORTEST_PAUSE
         ended = partial(has_ended, task, cools_down=self._plan.cools_down(self._lock))
         while isinstance(found := self._ask(passed), Outstanding):
             taken = found.info(key)
             match on_outstanding(task.name, self._causes, taken, passed, ended, in_window=found.in_window):
                 case AskAgain() as decision:
                     passed = decision.passed
-                case NotSent(task_id) if time.monotonic() >= ends or running_loop() is not None:
-                    passed = passed._replace(unsent=passed.unsent | {task_id})
-                    ends = began + 2 * PATIENCE  # another job may be sent by now; but the caller does not wait forever
-                case NotSent():
-                    time.sleep(pause)
-                    pause = min(2 * pause, LONGEST_PAUSE)
+                case NotSent(task_id):
+                    now = time.monotonic()
+                    if task_id != waits_for:  # each publisher has the same time, however long this one has waited
+                        waits_for, pause, ends = task_id, SHORTEST_PAUSE, min(now + PATIENCE, latest)
+                    if now >= ends or running_loop() is not None:
+                        passed = passed._replace(unsent=passed.unsent | {task_id})
+                    else:
+                        time.sleep(pause)
+                        pause = min(2 * pause, LONGEST_PAUSE)
                 case answer:
                     return answer
         return found

@@ -91,7 +91,7 @@ BUDGET = {
     "a publish in scope queue": ["reserve: GET SET", SENT],
     "a duplicate publish in scope queue": ["reserve: GET PTTL"],
     "a run in scope queue": ["acquire: 2 GET EXISTS SET DEL", RELEASED],
-    "a publish whose call sets scope job": ["reserve: EXISTS SET", "renew: GET PEXPIRE"],
+    "a publish whose call sets scope job": ["reserve: EXISTS SET", SENT],
     "a duplicate publish whose call sets scope job": ["reserve: EXISTS SET 2 GET PTTL"],
     "a run whose call sets scope job": ["acquire: 2 GET SET", RELEASED],
     "a run whose call sets other options": [GRANTED, RELEASED],
