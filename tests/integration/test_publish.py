@@ -542,6 +542,22 @@ def test_a_receiver_that_fails_never_harms_a_publish(tasks, lock_proxy, signal):
     assert (second.id == first.id) == (signal is signals.lock_conflict), "answered, or sent all the same"
 
 
+class Clock:
+    """A clock that only a sleep moves on. It rings once, shortly before a publish loses patience."""
+
+    def __init__(self, ring):
+        self.now, self.rang_at, self._ring = 0.0, None, ring
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+        if self.rang_at is None and self.now > publish.PATIENCE - 0.1:
+            self.rang_at = self.now
+            self._ring()
+
+
 class TestAJobThatIsBeingSent:
     """Its publisher has reserved the key, and has not said that the message is out."""
 
@@ -572,6 +588,20 @@ class TestAJobThatIsBeingSent:
             published = [result.result() for result in results]
         assert all(result.duplicate for result in published)
         assert (len({result.id for result in published}), waiting()) == (1, 1)
+
+    def test_has_its_own_time_however_long_its_caller_has_waited_for_another(self, tasks, locks, waiting, monkeypatch):
+        """Else all that wait for a dead publisher overwrite each other's reservations once that time is over."""
+        key, origin = tasks.job.lock_for("k").key, tokens.origin("web", "lab.job")
+        clock = Clock(lambda: locks.client.set(key, sending("another")))
+
+        def sending(task_id):
+            return tokens.mint(tokens.mint_nonce(), Attempt(task_id, 0, 0), origin, tokens.SENDING)
+
+        locks.client.set(key, sending("one"))
+        monkeypatch.setattr(publish, "time", clock)
+        mine = tasks.job.delay("k")
+        assert (mine.duplicate, waiting()) == (False, 1)
+        assert clock.now >= clock.rang_at + publish.PATIENCE
 
     def test_is_not_waited_for_in_an_event_loop(self, sending, tasks, waiting, monkeypatch):
         async def call():
