@@ -20,7 +20,6 @@ from celery.result import AsyncResult
 from celery_redislock import signals
 from celery_redislock.app import server_of
 from celery_redislock.errors import LockConfigError, LockUnavailable, fields, run_named, shown
-from celery_redislock.lock.lock_server import running_loop
 from celery_redislock.message.delivery import publish_time
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.options import check_of_call
@@ -49,7 +48,7 @@ CONTINUATIONS = ("task_id", "group_id", "chord", "chain", "link", "link_error", 
 
 
 #: How long a job that another publisher is sending is waited for before it is taken over, in seconds. A publish that
-#: succeeds is faster, even if it has to connect to a distant broker first.
+#: succeeds is faster, even if it has to connect to a distant broker first. An event loop is blocked as by the publish.
 PATIENCE = 1.0
 #: How long a publish waits for one such job after the other, in seconds.
 LONGEST_WAIT = 3.0
@@ -255,7 +254,7 @@ class Publication:
                     now = time.monotonic()
                     if task_id != waits_for:  # each publisher has the same time, however long this one has waited
                         waits_for, pause, ends = task_id, SHORTEST_PAUSE, min(now + PATIENCE, latest)
-                    if now >= ends or running_loop() is not None:
+                    if now >= ends:
                         passed = passed._replace(unsent=passed.unsent | {task_id})
                     else:
                         time.sleep(pause)

@@ -603,14 +603,6 @@ class TestAJobThatIsBeingSent:
         assert (mine.duplicate, waiting()) == (False, 1)
         assert clock.now >= clock.rang_at + publish.PATIENCE
 
-    def test_is_not_waited_for_in_an_event_loop(self, sending, tasks, waiting, monkeypatch):
-        async def call():
-            return tasks.job.delay("k")
-
-        monkeypatch.setattr(time, "sleep", pytest.fail)
-        mine = asyncio.run(call())
-        assert (mine.duplicate, waiting()) == (False, 1)
-
 
 #: Seconds that the windows of `TestAWindow` stay open; no test waits for that long.
 WINDOW = 60.0
