@@ -24,6 +24,7 @@ from celery_redislock.policy.conflict import on_outstanding
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.hold import Hold
 from celery_redislock.protocol.names import Demand, keys_of
+from celery_redislock.protocol.replies import Outstanding
 from celery_redislock.protocol.scripts import Passed
 from celery_redislock.protocol.tokens import Attempt, Token
 from celery_redislock.task import publish
@@ -773,5 +774,6 @@ class TestAWindow:
         locks.client.delete(key)
         for passed in (Passed(unsent=frozenset({first.id})), Passed(unsent=frozenset({"another"}))):
             found = LockStore.of(locks.client).reserve(owner, 30.0, passed, window=WINDOW)
+            assert isinstance(found, Outstanding)
             assert [job.task_id for job in found.info(key)] == [first.id]
             assert found.in_window
