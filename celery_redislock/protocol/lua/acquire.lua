@@ -16,9 +16,16 @@
 -- g key    the note saying that the claim is no longer needed; given with C, if the capacity is above 1
 -- G value  how long that note lives, in milliseconds
 -- S value  the capacity: the caller gets no free permit with a higher number; given only if it is above 1
+-- M value  the number of the message's call, which may have been merged with others; empty: an older call is no less
+--          wanted than a newer one
 --
 -- Returns granted: permit 1 holds the token for the lease
 --         {granted, number, fence if asked for}: the permit with this number does
+--         {granted, number, fence or nil, call's number, body ...}: the same, with M; the bodies are what the run is
+--         given in place of its message's arguments
+--         {due, milliseconds, server's clock in microseconds}: the run is to begin only then; given only with M
+--         {superseded, task id}: a run with a newer call has begun; given only with M
+--         expired: the merged calls have expired; given only with M
 --         finished: the caller's attempt has already ended in another execution
 --         {conflict, ...}, as `refused` in the prelude: no permit is free, or the free ones are kept for waiters
 --         {copy, ...}: the same, with one holder: the caller's attempt runs with that permit, and must not get another
@@ -98,6 +105,39 @@ if copy and (#kept == 0 or is_running(values[copy])) then
   end
 end
 
+local job, calls, number = given.M and job_of(token), nil, given.M
+
+-- The hash with what the run is given: the calls that were merged into its message, or what was given to this attempt or
+-- to the last one, whose process has died. nil if only the message has its arguments.
+local function calls_of_run()
+  local pending, id, retries = named(line, ':pending'), string.match(job, '^(.*)/(%d+)$')
+  if claim and claim_of(pending) == nonce_of(claim) then return pending end
+  for _, before in ipairs({retries, retries - 1}) do
+    local name = named(line, ':args:' .. id .. '/' .. before)
+    if redis.call('EXISTS', name) == 1 then return name end
+  end
+end
+
+-- The reply if the run must not begin now, or never; nil if it may begin.
+local function refusal()
+  local newest, id = newest_of(line)
+  local due, expires = unpack(calls and redis.call('HMGET', calls, 'due', 'expires') or {})
+  local is_pending, time = calls == named(line, ':pending'), now()
+  if is_pending and (tonumber(expires) or math.huge) <= time then return 'expired' end
+  if is_pending and tonumber(due) > time then return {'due', math.ceil((due - time) / 1000), time} end
+  if number ~= '' and tonumber(number) < newest then return {'superseded', id} end
+end
+
+if job then
+  calls = calls_of_run()
+  number = calls and number ~= '' and redis.call('HGET', calls, 'number') or number
+  local reply = not mine and refusal()
+  if reply then
+    give_back_all_but(nil)
+    return reply
+  end
+end
+
 local granted = mine or kept[1]
 for number = 1, capacity do
   -- Waiters go first.
@@ -133,15 +173,36 @@ if gone and not is_reserved and not mine then
   redis.call('SET', gone, '', 'PX', given.G)
 end
 give_back_all_but(granted)
-if not fence then
+if not fence and not job then
   return {'granted', granted}
 end
 
--- A fence is greater than every earlier one, even if the key with the last one has expired or was deleted: it is the
--- server's clock in microseconds, and no holder follows another within the same microsecond.
-local last = tonumber(redis.call('GET', fence))
-if not (mine and last) then
-  last = math.max(now(), (last or 0) + 1)
-  redis.call('SET', fence, string.format('%.0f', last), 'EX', 86400)
+local last = false
+if fence then
+  -- A fence is greater than every earlier one, even if the key with the last one has expired or was deleted: it is the
+  -- server's clock in microseconds, and no holder follows another within the same microsecond.
+  last = tonumber(redis.call('GET', fence))
+  if not (mine and last) then
+    last = math.max(now(), (last or 0) + 1)
+    redis.call('SET', fence, whole(last), 'EX', 86400)
+  end
 end
-return {'granted', granted, last}
+if not job then
+  return {'granted', granted, last}
+end
+
+local bodies = {}
+if calls then
+  local numbers = {}
+  for body = 1, redis.call('HGET', calls, 'bodies') do
+    numbers[body] = body
+  end
+  bodies = redis.call('HMGET', calls, unpack(numbers))
+  if calls ~= named(line, ':args:' .. job) then
+    grant_calls(line, calls, job)  -- kept, because a copy of the message must be given the same
+  end
+end
+if number ~= '' then
+  redis.call('SET', named(line, ':newest'), number .. ' ' .. string.match(job, '^[^/]+'), 'PX', DAY_MS)
+end
+return {'granted', granted, last, tonumber(number) or 0, unpack(bodies)}

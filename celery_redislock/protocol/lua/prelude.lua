@@ -34,6 +34,10 @@ end
 -- kept after a room last entered it, in milliseconds.
 local OFFER_MS, CALLED_MS, LINE_MS = 1000, 5000, 150000
 
+-- How long what a ticket's run was given is kept for its copies, and the answer to a merged call for its publisher, in
+-- milliseconds; and with how many calls a ticket that collects them is full.
+local DAY_MS, MINUTE_MS, MOST_CALLS = 86400000, 60000, 100
+
 -- The options of a command, by their letters in ARGV[1]. A small letter has a key and a capital letter has a value.
 -- They follow the `keys` and `values` that are required, in the order of the letters.
 local function options(keys, values)
@@ -50,6 +54,22 @@ end
 local function attempt_of(value)
   local attempt = string.match(value, '^[>&~^=?!][%w_-]+ (%S+) ')
   return attempt ~= '*' and attempt or nil
+end
+
+-- The nonce in the token or the owner `value`.
+local function nonce_of(value)
+  return value and string.sub(value, 2, OWNER_LENGTH)
+end
+
+-- Whether the key or the place that holds `value` is reserved for a message, sent or not.
+local function is_reserved(value)
+  return state_of(value) == RESERVED or state_of(value) == SENDING
+end
+
+-- Whether `ids` names the job with the token `value`. Each id has a space before and after it.
+local function is_among(ids, value)
+  local id = string.match(attempt_of(value) or '', '^[^/]+')
+  return id and string.find(ids, ' ' .. id .. ' ', 1, true) ~= nil
 end
 
 -- Mark the key `name`, which holds `value`: a copy of the holder's message was seen, so the release must write a note
@@ -74,6 +94,11 @@ local function now()
   return time[1] * 1000000 + time[2]
 end
 
+-- A number as text: Lua's own has 14 digits.
+local function whole(number)
+  return string.format('%.0f', number)
+end
+
 -- The capacity that the waiters with the token `room` asked for. A room stands in line once for each capacity.
 local function capacity_of(room)
   return tonumber(string.match(room, ' (%d+)$') or 1)
@@ -92,11 +117,16 @@ local function hint(room, what, lock)
   return redis.pcall('PUBLISH', channel_of(room), what .. ' ' .. capacity_of(room) .. ' ' .. lock)
 end
 
+-- The name of another key of the lock with this line.
+local function named(line, kind)
+  return string.sub(line, 1, -#':line' - 1) .. kind
+end
+
 -- Each holder of a lock has a permit. Permit 1 is the lock's own key; the names of the others begin as the line's does.
 local MAX_PERMITS = 50
 
 local function permit_name(lock, line, number)
-  return number == 1 and lock or string.sub(line, 1, -#':line' - 1) .. ':permit:' .. number
+  return number == 1 and lock or named(line, ':permit:' .. number)
 end
 
 -- The names of the permits `first` to `last` of a lock, and their values: false for a free permit.
@@ -181,4 +211,43 @@ local function refused(tag, rooms, names, values, first, last)
     end
   end
   return {tag, soonest, now(), rooms, unpack(tokens)}
+end
+
+-- A ticket is a message that stands for several calls. What is kept about them is a hash: the number of the last call,
+-- how many `bodies` there are, and each body under its number. Until the ticket is granted its key, the hash is
+-- ":pending" and also has the ticket's `claim` and `job`, when the `first` call came, when the ticket is `due` and
+-- `expires`, by the server's clock in microseconds, and the `count` of calls. Then it is ":args:<job>".
+
+-- The attempt in the token `value` as ":args:" names it: "<task id>/<retries>".
+local function job_of(value)
+  return string.match(attempt_of(value) or '', '^[^/]+/%d+')
+end
+
+-- The nonce in the token of the ticket that the calls in `pending` wait for; nil if none wait.
+local function claim_of(pending)
+  local claim = redis.pcall('HGET', pending, 'claim')
+  return type(claim) == 'string' and claim or nil
+end
+
+-- The number and the task id of the newest call with which a run has begun; 0 if it is not known.
+local function newest_of(line)
+  local number, id = string.match(redis.call('GET', named(line, ':newest')) or '', '^(%d+) (.*)$')
+  return tonumber(number or 0), id
+end
+
+-- Write `bodies` and other fields to the hash `name`, after the `before` bodies that it has.
+local function keep_calls(name, ttl, before, bodies, ...)
+  local fields = {'bodies', before + #bodies, ...}
+  for number, body in ipairs(bodies) do
+    table.insert(fields, before + number)
+    table.insert(fields, body)
+  end
+  redis.call('HSET', name, unpack(fields))
+  redis.call('PEXPIRE', name, ttl)
+end
+
+-- Keep the calls in `hash` as what `job` is given.
+local function grant_calls(line, hash, job)
+  redis.call('RENAME', hash, named(line, ':args:' .. job))
+  redis.call('PEXPIRE', named(line, ':args:' .. job), DAY_MS)
 end

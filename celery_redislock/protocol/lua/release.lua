@@ -12,6 +12,8 @@
 -- g key    the note saying that a claim is no longer needed: the caller's own, given with G, or that of K
 -- G value  how long that note lives, in milliseconds; given only if the key may still be handed over to the caller
 -- p key    the place of the one message that may wait in the queue; given only if it may be reserved for the caller
+-- a key    what the run was given; given only if no copy or later attempt needs it
+-- m key    the calls that were merged into the caller's message; given, with p, as they need no run, or get none
 -- w key    the window of the caller's job; given, with p, only if the job does not run, so that the window closes
 -- K value  the token that the permit holds next; given only to hand the permit over or let it cool down
 -- T value  how long the permit holds that token, in milliseconds; empty: forever
@@ -39,6 +41,7 @@ local mine = is_owned_by(owner, holder)
 for _, name in ipairs({given.p, given.w}) do
   if is_owned_by(owner, redis.call('GET', name)) then redis.call('DEL', name) end
 end
+if given.m and claim_of(given.m) == nonce_of(owner) then redis.call('DEL', given.m) end
 if mine then
   redis.call('DEL', permit)  -- first: a server out of memory refuses the writes below unless something was deleted
 end
@@ -46,6 +49,7 @@ end
 if given.n and (not mine or given.U or state_of(holder) == SEEN) then
   redis.call('SET', given.n, '', 'PX', given.N)
 end
+if given.a then redis.call('DEL', given.a) end
 if not mine then
   if given.G then
     redis.call('SET', given.g, '', 'PX', given.G)

@@ -46,15 +46,6 @@ local holder, queued = not in_queue and redis.call('GET', lock), redis.call('GET
 if is_owned_by(owner, holder) then return 'granted' end
 if is_owned_by(owner, queued) then return 'queued' end
 
-local function is_among(ids, value)
-  local id = string.match(attempt_of(value) or '', '^[^/]+')
-  return id and string.find(ids, ' ' .. id .. ' ', 1, true) ~= nil
-end
-
-local function is_reserved(value)
-  return state_of(value) == RESERVED or state_of(value) == SENDING
-end
-
 -- Whether `value` is the token of a job that may never be sent.
 local function is_unsent(value)
   return state_of(value) == SENDING and is_among(unsent, value)

@@ -1,0 +1,96 @@
+-- Take the place in the queue for a message that a publisher is about to send, the ticket; or merge the publisher's call
+-- into the ticket that has the place, so that nothing is sent. The calls that a ticket stands for wait in ":pending".
+--
+-- KEYS[1]   the key of the lock
+-- KEYS[2]   the line of rooms that wait for the lock
+-- KEYS[3]   the place of the one message that may wait in the queue
+-- ARGV[1]   the letters of the options that are given
+-- ARGV[2]   the owner in the reservation's token: its first part
+-- ARGV[3]   the token of the reservation
+-- ARGV[4]   how long the place is reserved until the message is sent, in milliseconds
+-- ARGV[5]   how long it is reserved after that
+-- ARGV[6]   the last field of that token: the task
+-- ARGV[7]   ids of jobs whose end the publisher's caller may have seen; spelled as for reserve.lua
+-- ARGV[8]   ids of jobs whose publishers have taken too long; same form
+-- ARGV[9]   in how many milliseconds the call is due
+-- A value   anything: the call joins the ticket's calls; otherwise it replaces them
+-- E value   in how many milliseconds the call expires
+-- B value   the debounce in milliseconds: the ticket is due that long after its last call
+-- X value   its maximum in milliseconds: the ticket is due at most that long after its first call
+-- M value   the number that the call was given before
+-- R value   anything: the call is the next attempt of a run and keeps its number, given with M. If others have the place,
+--           its arguments are kept for it all the same
+-- The values after those of the options are the bodies of the call: one, or with A and R several.
+--
+-- Returns {queued, number, milliseconds until the ticket is due}: the place is reserved
+--         {merged, number, ticket's token, milliseconds left}: the ticket's run has the call's arguments, or later ones
+--         {merged, number}: the run with the call's arguments, or later ones, has begun. Given only with M
+--         {outstanding, nil, nil, token, milliseconds left}: nothing can be merged into the message that has the place,
+--         because it may never be sent, or has arguments of its own
+--
+-- If this is sent twice, the second command gets the reply of the first. If the publisher dies after this, the place
+-- expires after ARGV[4], or is taken over.
+
+-- The prelude stands here.
+
+local line, place, owner, token, sending_ms, queued_ms = KEYS[2], KEYS[3], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local task, ended, unsent, given, bodies = ARGV[6], ARGV[7], ARGV[8], options(3, 9), {unpack(ARGV, 10 + #ARGV[1])}
+local is_retry, time = given.R, now()
+local pending, answer = named(line, ':pending'), named(line, ':merged:' .. nonce_of(owner))
+local queued, claim = redis.call('GET', place), claim_of(pending)
+local job, last, first, due, count, expires =
+  unpack(claim and redis.call('HMGET', pending, 'job', 'number', 'first', 'due', 'count', 'expires') or {})
+
+if claim == nonce_of(owner) and is_owned_by(owner, queued) then
+  return {'queued', tonumber(last), math.max(0, math.ceil((due - time) / 1000))}
+end
+local answered = not given.M and redis.call('GET', answer)
+if answered then
+  local number, ticket = string.match(answered, '^(%d+) (.*)$')
+  return {'merged', tonumber(number), ticket, redis.call('PTTL', place)}
+end
+local newest = newest_of(line)
+if given.M and not is_retry and newest >= tonumber(given.M) then
+  return {'merged', tonumber(given.M)}
+end
+
+local is_unsent = state_of(queued) == SENDING
+local is_over = is_unsent and is_among(unsent, queued) or is_reserved(queued) and is_among(ended, queued)
+local is_of_place = claim and claim == nonce_of(queued)
+if queued and not is_over and (is_unsent or is_retry or not is_of_place or string.match(queued, '%S+$') ~= task) then
+  if is_retry then
+    keep_calls(named(line, ':args:' .. job_of(token)), DAY_MS, 0, bodies, 'number', given.M)
+  end
+  return {'outstanding', false, false, queued, redis.call('PTTL', place)}
+end
+
+local joins = given.A ~= nil
+local is_merged = queued and not is_over and not (joins and tonumber(count) >= MOST_CALLS)
+if claim and is_over and is_of_place then
+  redis.call('DEL', pending)  -- nobody may expect a run with these calls: their job has ended, or was never sent
+elseif claim and not is_merged then
+  grant_calls(line, pending, job)  -- the place expired, or the ticket is full: these calls are its own from now on
+end
+
+local number = is_retry and given.M or whole(math.max(time, (last or 0) + 1, newest + 1))
+if not is_merged then
+  first, due, count, expires = whole(time), 0, 0, 0
+end
+local due_at, ends = time + ARGV[9] * 1000, given.E and whole(time + given.E * 1000) or ''
+if given.B then
+  due_at = math.max(due_at, math.min(time + given.B * 1000, first + (given.X or math.huge) * 1000))
+end
+if joins then
+  due_at = count + #bodies >= MOST_CALLS and time or math.max(due_at, due)
+  ends = ends ~= '' and expires ~= '' and whole(math.max(ends, expires)) or ''
+end
+keep_calls(pending, queued_ms + DAY_MS, joins and tonumber(count) or 0, bodies, 'number', number, 'first', first,
+  'due', whole(due_at), 'count', count + #bodies, 'expires', ends)
+if is_merged then
+  redis.call('PEXPIRE', place, queued_ms)
+  redis.call('SET', answer, number .. ' ' .. queued, 'PX', MINUTE_MS)
+  return {'merged', tonumber(number), queued, tonumber(queued_ms)}
+end
+redis.call('HSET', pending, 'claim', nonce_of(owner), 'job', job_of(token))
+redis.call('SET', place, token, 'PX', sending_ms)
+return {'queued', tonumber(number), math.max(0, math.ceil((due_at - time) / 1000))}
