@@ -16,8 +16,17 @@ from celery_redislock.errors import LockInfo, LockUnavailable
 from celery_redislock.protocol import commands
 from celery_redislock.protocol.hold import Owner
 from celery_redislock.protocol.names import Demand, keys_of
-from celery_redislock.protocol.replies import Conflict, Finished, Granted, Outstanding, Reserved
-from celery_redislock.protocol.scripts import Note, Passed, Tag
+from celery_redislock.protocol.replies import (
+    Conflict,
+    Finished,
+    Granted,
+    Merged,
+    NotDue,
+    Outstanding,
+    Reserved,
+    Superseded,
+)
+from celery_redislock.protocol.scripts import Call, Note, Passed, Tag
 from celery_redislock.protocol.tokens import Token
 
 from .connections import Connections
@@ -66,8 +75,8 @@ class LockStore:
         return cls(Sender(Connections(client), lambda key: outage))
 
     def acquire(
-        self, owner: Owner, lease: float, note: str | None = None, *, fence: bool = False
-    ) -> Granted | Conflict | Finished:
+        self, owner: Owner, lease: float, note: str | None = None, *, fence: bool = False, number: int | None = None
+    ) -> Granted | Conflict | Finished | NotDue | Superseded:
         """Acquire the key that `owner` demands, for `lease` seconds.
 
         Args:
@@ -75,6 +84,8 @@ class LockStore:
             lease: How long the key holds the token, in seconds; infinite for a key that never expires.
             note: The key of the attempt's note, if this message may be a copy.
             fence: Whether to ask for a fencing number.
+            number: The number of the message's call, if calls can be merged into the message; 0 if a newer call does
+                not replace it.
 
         Raises:
             LockUnavailable: Redis did not answer, or refused the command. If the key may have been granted, the store
@@ -83,14 +94,21 @@ class LockStore:
         """
         owner.hold = hold = owner.hold.asked()
         try:
-            reply, sent_at, _ = self.ask(hold.acquire(lease, note, fence=fence), hold.undo)
+            reply, sent_at, _ = self.ask(hold.acquire(lease, note, fence=fence, number=number), hold.undo)
         except LockUnavailable:  # after any other error, the owner ends the hold
             owner.hold = owner.hold.doubted(hold.asks)
             raise
         owner.hold = owner.hold.answered(hold.asks, reply[0])
         if reply[0] == Tag.GRANTED:
             return Granted.of(reply, sent_at)
-        return Finished() if reply[0] == Tag.FINISHED else Conflict.of(reply)
+        match reply[0]:
+            case Tag.FINISHED:
+                return Finished()
+            case Tag.DUE:
+                return NotDue(reply[1] / 1000, reply[2])
+            case Tag.EXPIRED | Tag.SUPERSEDED:
+                return Superseded(reply[1].decode() if len(reply) > 1 else None)
+        return Conflict.of(reply)
 
     def reserve(
         self, owner: Owner, ttl: float, passed: Passed, *, in_queue: bool = False, window: float | None = None
@@ -118,6 +136,36 @@ class LockStore:
             return Outstanding.of(reply)
         key = hold.demand.key
         return Reserved(key if reply[0] == Tag.GRANTED else keys_of(key).queued)
+
+    def merge(
+        self, owner: Owner, ttl: float, queued_ttl: float, passed: Passed, call: Call
+    ) -> Reserved | Merged | Outstanding:
+        """Reserve the place in the queue of the key that `owner` demands, or merge `call` into the message that has it.
+
+        Args:
+            owner: Publishes a message. Its hold is asked for, and follows what happens.
+            ttl: How long the place is reserved, in seconds.
+            queued_ttl: How long it is reserved once the message is sent, in seconds.
+            passed: As for `reserve`.
+            call: The call.
+
+        Raises:
+            LockUnavailable: As for `acquire`.
+        """
+        owner.hold = hold = owner.hold.asked()
+        try:
+            reply, _, _ = self.ask(hold.merge(ttl, queued_ttl, passed, call), hold.undo)
+        except LockUnavailable:
+            owner.hold = owner.hold.doubted(hold.asks)
+            raise
+        owner.hold = owner.hold.answered(hold.asks, reply[0])
+        match reply[0]:
+            case Tag.OUTSTANDING:
+                return Outstanding.of(reply)
+            case Tag.MERGED:
+                return Merged.of(reply)
+        _, number, due_in = reply
+        return Reserved(keys_of(hold.demand.key).queued, number, due_in / 1000)
 
     def release(self, demand: Demand, token: Token, note: Note | None = None, *, exactly: bool = False) -> bool:
         """Release the key if `token` owns it.

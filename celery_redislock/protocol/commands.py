@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from . import scripts
 from .names import Demand, keys_of
-from .scripts import NOTE_TTL, Claim, Command, Note, Passed, Text
+from .scripts import NOTE_TTL, Call, Claim, Command, Note, Passed, Text
 from .tokens import RESERVED, Token, cooling, escape, for_capacity, known_by, known_in_line
 
 
@@ -25,6 +25,7 @@ def acquire(
     fence: bool = False,
     call: bytes | None = None,
     claim: Claim | None = None,
+    number: int | None = None,
 ) -> Command:
     """Acquire a permit. Arguments as for `LockStore.acquire`. A lock with several holders cannot have a `fence`."""
     names, options = keys_of(demand.key), ""
@@ -44,6 +45,8 @@ def acquire(
             options, keys, values = f"{options}CgG", (*keys, names.gone(claim.nonce)), (*values, _ms(NOTE_TTL))
     if demand.capacity > 1:
         options, values = f"{options}S", (*values, str(demand.capacity))
+    if number is not None:
+        options, values = f"{options}M", (*values, str(number or ""))
     return Command(scripts.ACQUIRE, keys, (options, *values))
 
 
@@ -53,11 +56,30 @@ def reserve(
     """Reserve `key`, or the place in its queue, for `ttl` seconds. Arguments as for `LockStore.reserve`."""
     names, options = keys_of(key), "Q" if in_queue else ""
     keys: tuple[str, ...] = (key, names.line, names.queued)
-    lists = ("".join(f" {escape(task_id)} " for task_id in ids) for ids in passed)
+    lists = map(_ids, passed)
     values: tuple[Text, ...] = (token.owner, token.value, _ms(ttl), token.task_field, *lists, *options)
     if window is not None:
         options, keys, values = f"{options}wD", (*keys, names.window(token.task_field)), (*values, _ms(window))
     return Command(scripts.RESERVE, keys, (options, *values))
+
+
+def merge(key: str, token: Token, ttl: float, queued_ttl: float, passed: Passed, call: Call) -> Command:
+    """Take the place in the queue of `key`, or merge `call`. Arguments as for `LockStore.merge`."""
+    names = keys_of(key)
+    given = {
+        "A": "1" if call.joins else None,
+        "E": None if call.expires_in is None else _ms(call.expires_in),
+        "B": None if call.debounce is None else _ms(call.debounce),
+        "X": None if call.debounce_max is None else _ms(call.debounce_max),
+        "M": str(call.number) if call.number else None,
+        "R": "1" if call.is_retry else None,
+    }
+    options = {letter: value for letter, value in given.items() if value is not None}
+    ended, _, unsent = (_ids(ids) for ids in passed)
+    due_in = str(int(call.due_in * 1000))
+    values = ("".join(options), token.owner, token.value, _ms(ttl), _ms(queued_ttl), token.task_field, ended, unsent)
+    keys = (key, names.line, names.queued)
+    return Command(scripts.MERGE, keys, (*values, due_in, *options.values(), *call.bodies))
 
 
 def release(
@@ -88,6 +110,8 @@ def release(
         options, keys, values = "nN", (*keys, note.key), (*values, _ms(note.ttl))
         if note.in_any_case:
             options, values = "nNU", (*values, "1")
+        if note.given is not None:
+            options, keys = f"{options}a", (*keys, note.given)
     if gone is not None:
         options, keys = f"{options}g", (*keys, gone[0])
         if gone[1] is not None:
@@ -181,6 +205,10 @@ def check_rank(rank: int) -> None:
 def _rank(rank: int) -> str:
     check_rank(rank)
     return str(rank)
+
+
+def _ids(ids: Iterable[str]) -> str:
+    return "".join(f" {escape(task_id)} " for task_id in ids)
 
 
 @functools.lru_cache(256)  # a process uses few different leases

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol, Self
 
 from . import commands
 from .names import Demand
-from .scripts import Claim, Command, Note, Passed, Tag
+from .scripts import Call, Claim, Command, Note, Passed, Tag
 from .tokens import Token
 
 
@@ -143,14 +143,20 @@ class Hold(_Hold):
 
     # What is sent.
 
-    def acquire(self, lease: float, note: str | None = None, *, fence: bool = False) -> Command:
+    def acquire(
+        self, lease: float, note: str | None = None, *, fence: bool = False, number: int | None = None
+    ) -> Command:
         """Ask for the key. Arguments as for `LockStore.acquire`."""
         demand, token, claim, call, *_ = self
-        return self.words.acquire(demand, token, lease, note=note, fence=fence, call=call, claim=claim)
+        return self.words.acquire(demand, token, lease, note=note, fence=fence, call=call, claim=claim, number=number)
 
     def reserve(self, ttl: float, passed: Passed, *, in_queue: bool, window: float | None) -> Command:
         """Ask for a reservation. Arguments as for `LockStore.reserve`."""
         return self.words.reserve(self.demand.key, self.token, ttl, passed, in_queue=in_queue, window=window)
+
+    def merge(self, ttl: float, queued_ttl: float, passed: Passed, call: Call) -> Command:
+        """Ask for the place in the queue, or to be merged. Arguments as for `LockStore.merge`."""
+        return self.words.merge(self.demand.key, self.token, ttl, queued_ttl, passed, call)
 
     def undo(self) -> Command:
         """Take back what may have been granted.

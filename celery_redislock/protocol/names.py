@@ -8,12 +8,13 @@ from typing import NamedTuple, Self
 
 #: The most holders that a lock can have at once, as in lua/prelude.lua.
 MAX_CAPACITY = 50
-#: NOTE separates the lock's key from an attempt, GONE from a claim, WINDOW from a task.
-NOTE, GONE, WINDOW = ":note:", ":gone:", ":window:"
+#: NOTE separates the lock's key from an attempt, GONE from a claim, WINDOW from a task, GIVEN from a job, MERGED from a
+#: publish.
+NOTE, GONE, WINDOW, GIVEN, MERGED = ":note:", ":gone:", ":window:", ":args:", ":merged:"
 #: The longest key, in characters, that a room accepts in a hint about a line where it has no waiter.
 LONGEST_KEY = 10_000
 _CAPACITIES = frozenset(map(str, range(1, MAX_CAPACITY + 1)))
-_KINDS = rf":queued|:line|:fence|:permit:\d+|{WINDOW}.*|{NOTE}.*|{GONE}.*"
+_KINDS = rf":queued|:pending|:newest|:line|:fence|:permit:\d+|{GIVEN}.*|{MERGED}.*|{WINDOW}.*|{NOTE}.*|{GONE}.*"
 _PART = re.compile(rf"(?P<stem>.*\}})(?P<kind>{_KINDS})", re.DOTALL).fullmatch
 
 
@@ -62,9 +63,10 @@ class LockKeys:
         queued: The place of the one message that may wait in the queue, in scope ``queue``.
         line: The rooms that wait for the lock, each with the rank of its first waiter.
         fence: The last fencing number.
+        pending: The calls that were merged into the message that has the place in the queue.
     """
 
-    __slots__ = ("_stem", "fence", "line", "lock", "queued")
+    __slots__ = ("_stem", "fence", "line", "lock", "pending", "queued")
 
     def __init__(self, lock: str) -> None:
         start = lock.find("{")
@@ -73,6 +75,7 @@ class LockKeys:
         self.lock = lock
         self._stem = stem = lock if tagged else f"{{{lock}}}"
         self.queued, self.fence, self.line = f"{stem}:queued", f"{stem}:fence", f"{stem}:line"
+        self.pending = f"{stem}:pending"
 
     def permit(self, number: int) -> str:
         """Return the key of permit `number`, counted from 1, of the lock."""
@@ -81,6 +84,10 @@ class LockKeys:
     def window(self, task: str) -> str:
         """Return the key of the window of `task`, spelled as in tokens: its last job, for as long as `lock_window`."""
         return f"{self._stem}{WINDOW}{task}"
+
+    def given(self, job: str) -> str:
+        """Return the key of the calls that the attempt with this `Attempt.job` was given."""
+        return f"{self._stem}{GIVEN}{job}"
 
     def note(self, attempt: object) -> str:
         """Return the key of the note saying that `attempt` is over, for copies of its message."""

@@ -25,11 +25,18 @@ class Granted(NamedTuple):
     """The fencing number, if the acquire asked for one: greater than any earlier holder's."""
     permit: int = 1
     """The number of the permit granted."""
+    number: int = 0
+    """The number of the call that the run is for; 0 if its message has none."""
+    calls: tuple[bytes, ...] = ()
+    """The arguments that the run is given in place of its message's, call by call."""
 
     @classmethod
     def of(cls, reply: Reply, sent_at: float) -> Self:
         """Return what the reply to a command sent at `sent_at` grants."""
-        return cls(sent_at) if len(reply) == 1 else cls(sent_at, reply[2] if len(reply) > 2 else None, reply[1])
+        if len(reply) == 1:
+            return cls(sent_at)
+        _, permit, fence, number, *calls = (*reply, *(None, 0)[len(reply) - 2 :])
+        return cls(sent_at, fence, permit, number, tuple(calls))
 
 
 class Conflict(NamedTuple):
@@ -74,6 +81,10 @@ class Reserved(NamedTuple):
 
     key: str
     """The key in Redis that is reserved for the message: the lock's, or the place in the queue."""
+    number: int = 0
+    """The number of the message's call; 0 if it has none."""
+    due_in: float = 0.0
+    """In how many seconds the message is due, if it can have merged calls."""
 
 
 class Outstanding(NamedTuple):
@@ -103,5 +114,38 @@ class Outstanding(NamedTuple):
         return [info_of(token, key, ttl) for token, ttl in self.taken]
 
 
+class Merged(NamedTuple):
+    """The reply to a publisher: its call was merged into a message that waits in the queue."""
+
+    number: int
+    """The number of the call."""
+    ticket: Token | None
+    """The token of that message; None if the run with the call's arguments, or later ones, has begun."""
+    ttl: float | None = None
+    """Seconds until the place of that message expires unless it is refreshed."""
+
+    @classmethod
+    def of(cls, reply: Reply) -> Self:
+        """Return what a script has merged."""
+        _, number, *ticket = reply
+        return cls(number, Token.of(ticket[0]), ticket[1] / 1000) if ticket else cls(number, None)
+
+
 class Finished(NamedTuple):
     """The reply to an acquire: the caller's attempt has already ended in another execution."""
+
+
+class NotDue(NamedTuple):
+    """The reply to an acquire: the run is to begin later."""
+
+    due_in: float
+    """In how many seconds."""
+    now: int
+    """The server's clock at the reply, in microseconds."""
+
+
+class Superseded(NamedTuple):
+    """The reply to an acquire: the run must not begin, now or later."""
+
+    task_id: str | None
+    """The task whose run, with a newer call, has begun; None if the merged calls have expired."""

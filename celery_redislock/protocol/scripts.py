@@ -42,7 +42,7 @@ class Script:
 
 
 ACQUIRE, RESERVE, RELEASE, RENEW = Script("acquire"), Script("reserve"), Script("release"), Script("renew")
-EXPECT, INSPECT = Script("expect"), Script("inspect")
+MERGE, EXPECT, INSPECT = Script("merge"), Script("expect"), Script("inspect")
 STAND, LEAVE = Script("stand"), Script("leave")
 
 
@@ -53,7 +53,11 @@ class Tag(bytes, Enum):
     FINISHED = b"finished"
     CONFLICT = b"conflict"
     COPY = b"copy"
+    DUE = b"due"
+    EXPIRED = b"expired"
+    SUPERSEDED = b"superseded"
     QUEUED = b"queued"
+    MERGED = b"merged"
     OUTSTANDING = b"outstanding"
     WINDOW = b"window"
     RELEASED = b"released"
@@ -94,6 +98,28 @@ class Passed(NamedTuple):
     """Jobs whose publishers have taken too long: what is reserved for them is taken, unless they have been sent."""
 
 
+class Call(NamedTuple):
+    """A call that may be merged with others into one message."""
+
+    bodies: tuple[bytes, ...]
+    """Its arguments, from `celery_redislock.message.calls`; those of several calls if the next attempt of a run that
+    was given several is published."""
+    joins: bool
+    """Whether the run is given all calls that were merged, and not only the last one."""
+    due_in: float = 0.0
+    """In how many seconds it is due: its countdown."""
+    expires_in: float | None = None
+    """In how many seconds it expires."""
+    debounce: float | None = None
+    """How many seconds after its last call the message is due."""
+    debounce_max: float | None = None
+    """How many seconds after its first call the message is due at the latest."""
+    number: int = 0
+    """The number that it was given before; 0 for a new call."""
+    is_retry: bool = False
+    """Whether it is the next attempt of a numbered run."""
+
+
 class Claim(NamedTuple):
     """What a message carries if the key, or the place in the queue, is reserved for it."""
 
@@ -112,3 +138,5 @@ class Note(NamedTuple):
     """How long the note lives, in seconds."""
     in_any_case: bool = False
     """Write the note even if no copy was seen: one may be waiting in the broker's queue."""
+    given: str | None = None
+    """The key of the calls that the attempt was given, if no later attempt needs them."""

@@ -52,6 +52,11 @@ class Attempt(NamedTuple):
     publish: str = ""
     """The name of the publish, from `mint_publish`; empty if the message has none, as with `send_task`."""
 
+    @property
+    def job(self) -> str:
+        """The attempt as `LockKeys.given` names it, without its publish: each attempt of a task has one."""
+        return f"{escape(self.task_id)}/{self.retries}"
+
     def __str__(self) -> str:
         text = f"{escape(self.task_id)}/{self.retries}/{self.replaced}"
         return f"{text}/{self.publish}" if self.publish else text

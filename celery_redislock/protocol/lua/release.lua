@@ -11,9 +11,9 @@
 -- U value  anything: a copy may be waiting unseen, so write the note even if no copy was seen
 -- g key    the note saying that a claim is no longer needed: the caller's own, given with G, or that of K
 -- G value  how long that note lives, in milliseconds; given only if the key may still be handed over to the caller
--- p key    the place of the one message that may wait in the queue; given only if it may be reserved for the caller
+-- p key    the place of the one message that may wait in the queue; given only if it may be reserved for the caller. The
+--          calls that were merged into that message get no run
 -- a key    what the run was given; given only if no copy or later attempt needs it
--- m key    the calls that were merged into the caller's message; given, with p, as they need no run, or get none
 -- w key    the window of the caller's job; given, with p, only if the job does not run, so that the window closes
 -- K value  the token that the permit holds next; given only to hand the permit over or let it cool down
 -- T value  how long the permit holds that token, in milliseconds; empty: forever
@@ -41,7 +41,8 @@ local mine = is_owned_by(owner, holder)
 for _, name in ipairs({given.p, given.w}) do
   if is_owned_by(owner, redis.call('GET', name)) then redis.call('DEL', name) end
 end
-if given.m and claim_of(given.m) == nonce_of(owner) then redis.call('DEL', given.m) end
+local pending = named(line, ':pending')
+if given.p and claim_of(pending) == nonce_of(owner) then redis.call('DEL', pending) end
 if mine then
   redis.call('DEL', permit)  -- first: a server out of memory refuses the writes below unless something was deleted
 end
