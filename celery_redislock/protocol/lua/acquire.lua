@@ -25,7 +25,7 @@
 --         given in place of its message's arguments
 --         {due, milliseconds, server's clock in microseconds}: the run is to begin only then; given only with M
 --         {superseded, task id}: a run with a newer call has begun; given only with M
---         expired: the merged calls have expired; given only with M
+--         {expired}: the merged calls have expired; given only with M
 --         finished: the caller's attempt has already ended in another execution
 --         {conflict, ...}, as `refused` in the prelude: no permit is free, or the free ones are kept for waiters
 --         {copy, ...}: the same, with one holder: the caller's attempt runs with that permit, and must not get another
@@ -123,7 +123,7 @@ local function refusal()
   local newest, id = newest_of(line)
   local due, expires = unpack(calls and redis.call('HMGET', calls, 'due', 'expires') or {})
   local is_pending, time = calls == named(line, ':pending'), now()
-  if is_pending and (tonumber(expires) or math.huge) <= time then return 'expired' end
+  if is_pending and (tonumber(expires) or math.huge) <= time then return {'expired'} end
   if is_pending and tonumber(due) > time then return {'due', math.ceil((due - time) / 1000), time} end
   if number ~= '' and tonumber(number) < newest then return {'superseded', id} end
 end
@@ -133,6 +133,9 @@ if job then
   number = calls and number ~= '' and redis.call('HGET', calls, 'number') or number
   local reply = not mine and refusal()
   if reply then
+    if reply[1] ~= 'due' and place and is_owned_by(claim, redis.call('GET', place)) then
+      redis.call('DEL', place)  -- now: nothing may be merged into a message that does not run
+    end
     give_back_all_but(nil)
     return reply
   end
