@@ -19,6 +19,7 @@ from .protocol.names import MAX_CAPACITY
 #: `resolve_options`.
 Scope = Literal["run", "job", "queue"]
 ConflictPolicy = Literal["skip", "wait", "raise", "join"]
+Arguments = Literal["first", "latest", "all"]
 OnLost = Literal["warn", "abort"]
 OnOutage = Literal["retry", "raise", "run"]
 CONFLICT_POLICIES: tuple[str, ...] = get_args(ConflictPolicy)
@@ -85,6 +86,9 @@ OPTIONS: Mapping[str, Rule] = {
     "hold_on_retry": _TRUE_OR_FALSE,
     "cooldown": _seconds_or_zero(0.0),
     "window": _seconds_or_none(),
+    "arguments": _choice(get_args(Arguments)),
+    "debounce": _seconds_or_none(),
+    "debounce_max": _seconds_or_none(),
     "queue_ttl": _seconds(3600.0),
     "on_lost": _choice(get_args(OnLost)),
     "on_outage": _choice(get_args(OnOutage)),
@@ -129,6 +133,9 @@ class LockOptions:
     hold_on_retry: bool
     cooldown: float
     window: float | None
+    arguments: Arguments
+    debounce: float | None
+    debounce_max: float | None
     queue_ttl: float
     on_lost: OnLost
     on_outage: OnOutage
@@ -194,6 +201,7 @@ def resolve_options(
         )
     if values["window"] is not None:
         _check_window(task, values, lambda option: name_of(option, own, app_wide, prefix))
+    _check_merging(task, values, lambda option: name_of(option, own, app_wide, prefix))
     if values["limit"] != 1:
         _refuse_with_limit(task, values, lambda option: name_of(option, own, app_wide, prefix))
     if values["args"] is not None:
@@ -255,6 +263,31 @@ def _check_window(task: str, values: Mapping[str, Any], name: Callable[[str], st
         )
     if window < lease:
         raise LockConfigError(f"{refused} {name('lease')} = {lease:g}: a window must be at least as long as the lease")
+
+
+def _check_merging(task: str, values: Mapping[str, Any], name: Callable[[str], str]) -> None:
+    debounce, longest, arguments = values["debounce"], values["debounce_max"], values["arguments"]
+    if longest is not None and (debounce is None or longest < debounce):
+        than = "without" if debounce is None else f"below {debounce:g} of"
+        raise LockConfigError(
+            f"{task}: {name('debounce_max')} = {longest:g} is not allowed {than} {name('debounce')}: it limits how long "
+            "new calls can put a run off"
+        )
+    if arguments == "first":
+        if debounce is not None:
+            raise LockConfigError(
+                f"{task}: {name('debounce')} = {debounce:g} is not allowed with {name('arguments')} = 'first': a later "
+                "call must change the message that waits; allowed: 'latest' or 'all'"
+            )
+        return
+    refused = f"{task}: {name('arguments')} = {arguments!r} is not allowed with"
+    if values["scope"] != "queue":
+        raise LockConfigError(f"{refused} {name('scope')} = {values['scope']!r}: no message waits in the queue; allowed: "
+            "'queue'")
+    if values["hold_on_retry"]:
+        raise LockConfigError(f"{refused} {name('hold_on_retry')}: a retry takes the place in the queue instead")
+    if (values["args"], values["key"]) == (None, None):
+        raise LockConfigError(f"{refused} a key of all arguments: merged calls would be equal; set lock_args or lock_key")
 
 
 def check_limit(what: str, limit: Any, *, fence: bool) -> int:

@@ -11,7 +11,15 @@ from __future__ import annotations
 
 from celery.utils.dispatch import Signal
 
-__all__ = ["lock_acquired", "lock_conflict", "lock_lost", "lock_released", "lock_unavailable"]
+__all__ = [
+    "lock_acquired",
+    "lock_conflict",
+    "lock_lost",
+    "lock_merged",
+    "lock_released",
+    "lock_superseded",
+    "lock_unavailable",
+]
 
 #: A run has acquired its key; its body starts next. Arguments: ``lock`` (the `HeldLock`, with ``key``, ``lease``,
 #: ``fence`` and ``remaining``), ``waited`` (seconds since its message first met a conflict or an outage; 0.0 if none).
@@ -32,3 +40,11 @@ lock_lost = Signal(name="lock_lost", providing_args=["lock", "reason"])
 
 #: A run or a publish could not ask Redis for its key. Arguments: ``key`` (in Redis), ``error`` (`LockUnavailable`).
 lock_unavailable = Signal(name="lock_unavailable", providing_args=["key", "error"])
+
+#: A call was merged into a message that waits in the queue, so nothing was sent. Arguments: ``key`` (in Redis),
+#: ``task_id`` (that message's).
+lock_merged = Signal(name="lock_merged", providing_args=["key", "task_id"])
+
+#: A run ends as REVOKED because a run with a newer call has begun. Arguments: ``key`` (in Redis), ``task_id`` (that
+#: run's).
+lock_superseded = Signal(name="lock_superseded", providing_args=["key", "task_id"])

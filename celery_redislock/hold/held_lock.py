@@ -158,9 +158,11 @@ class HeldLock(Term):
         permit (str): The key that holds the token: `key`, or the permit's key if the lock has a limit above 1.
         lease (float): How long the key outlives a dead holder, in seconds.
         fence (int | None): The fencing number, if the lock asked for one.
+        calls (list[tuple[list, dict]]): The positional and the keyword arguments of each call that the run is for, in
+            the order of the calls, if `lock_arguments` is ``"all"``.
     """
 
-    __slots__ = ("__weakref__", "_lost", "fence", "hold", "max_hold", "on_lost", "permit", "stop_at", "store")
+    __slots__ = ("__weakref__", "_lost", "calls", "fence", "hold", "max_hold", "on_lost", "permit", "stop_at", "store")
 
     def __init__(
         self, store: Renews, hold: Hold, lease: float, max_hold: float | None = None, on_lost: LostHandler | None = None
@@ -170,6 +172,7 @@ class HeldLock(Term):
         self.permit = hold.demand.key
         super().__init__(lease)
         self.fence: int | None = None
+        self.calls: list[tuple[list[Any], dict[str, Any]]] = []
         self.on_lost = on_lost
         self.max_hold = max_hold
         self.stop_at = math.inf

@@ -22,6 +22,7 @@ class Waiter(ABC):
         rank: The waiter's rank in line: microseconds since the epoch, by the server's clock.
         number: Tells waiters of one room with the same rank apart; 0 before the waiter has entered.
         deadline: When the waiter stops waiting, by `time.monotonic()`.
+        is_asleep: Whether the waiter stands in no line, but only waits for its deadline.
         watches: Whether `need_not_wait` may ever be true.
         look_every: Seconds between two checks of the key while another library's lock, whose release sends no hint,
             holds it; None for the usual interval.
@@ -33,6 +34,7 @@ class Waiter(ABC):
     rank: int
     number: int = 0
     deadline: float = math.inf
+    is_asleep: bool = False
     watches: bool = False
     look_every: float | None = None
 

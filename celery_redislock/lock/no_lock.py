@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, Self
 
 
@@ -16,8 +17,9 @@ class NoLock:
     remaining = 0.0
     state: Literal["none"] = "none"
 
-    def __init__(self, key: str = "") -> None:
+    def __init__(self, key: str = "", calls: Sequence[tuple[Any, Any]] = ()) -> None:
         self.key = self.name = key
+        self.calls = calls
 
     def __repr__(self) -> str:
         return f"<NoLock {self.key}>" if self.key else "<NoLock>"

@@ -59,6 +59,8 @@ class Header(NamedTuple):
     """A worker published the message again, or tried to. This stays set: a copy of the message may arrive late."""
     died: int = 0
     """How many children died with the message before its run began."""
+    number: int = 0
+    """The number of the message's call, from lua/merge.lua; 0 if it has none."""
     options: Mapping[str, Any] | None = None
     """The lock options that the message's call has set, without the prefix ``lock_``; None if it has set none."""
 
@@ -137,5 +139,6 @@ _IS_SOUND: Mapping[str, Callable[[Any], bool]] = {
     "rank": _is_time,
     "republished": lambda value: type(value) is bool,
     "died": lambda value: type(value) is int and 0 < value < 1000,
+    "number": _is_time,
     "options": lambda value: isinstance(value, dict),
 }

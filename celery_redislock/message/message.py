@@ -134,6 +134,18 @@ class Message:
         self.was_sent_back = True
         return self.header
 
+    def sleep(self, rank: int) -> Header | None:
+        """Have the message sleep in the room of this worker's main process. Returns what `wait` does."""
+        if not self.delivery.may_wait:
+            return None
+        self.header = self.header._replace(rank=rank)
+        self.was_sent_back = True
+        return self.header
+
+    def delay(self, seconds: float) -> float:
+        """`seconds` within the broker's limits."""
+        return self._broker.countdown(seconds)
+
     def send_back(
         self, delay: float, key: str, *, is_begun: bool = False, joins: str | None = None, rank: int = 0
     ) -> bool:

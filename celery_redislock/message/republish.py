@@ -65,12 +65,17 @@ class Broker:
         with self._app.connection_for_write() as connection:
             return bool(detect_quorum_queues(self._app, connection.transport.driver_type)[0])
 
+    @property
+    def shortest_delay(self) -> float:
+        """The shortest delay in seconds for which a message can be sent; a shorter one must be 0."""
+        return 1.0 if self.delays_natively else 0.0
+
     def countdown(self, delay: float) -> float:
         """`delay`, in seconds, within the broker's limits.
 
         A message left unacked for the visibility timeout is delivered twice, so the longest delay is half of it.
         """
-        return max(min(delay, self.visibility_timeout / 2), 1.0 if self.delays_natively else 0.0)
+        return max(min(delay, self.visibility_timeout / 2), self.shortest_delay)
 
     def note_ttl(self, *, is_sent_back_only: bool) -> float:
         """How long a note lives, in seconds: as long as a copy of its message may still arrive.

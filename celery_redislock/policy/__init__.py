@@ -46,6 +46,8 @@ class Place(NamedTuple):
     """What the message carries for the plugin from now on."""
     asks_if_cooling: bool = False
     """If the key begins to cool down, the message asks again, and its policy applies."""
+    sleeps_for: float = 0.0
+    """The message stands in no line, but asks again after this many seconds; 0 if it stands in line."""
 
 
 class Verdict(NamedTuple):

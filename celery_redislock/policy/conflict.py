@@ -10,7 +10,7 @@ To add a policy, write its file and add its name to `POLICIES` and to `options.C
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from celery_redislock.errors import LockInfo
 from celery_redislock.message.delivery import Delivery, Facts
@@ -107,8 +107,9 @@ class Answer(NamedTuple):
     """The message is not sent. The caller gets the result of `job` instead."""
 
     job: LockInfo
-    in_window: bool = False
-    """Whether the job is the last one within `lock_window`. It may have ended."""
+    how: Literal["outstanding", "window", "merged"] = "outstanding"
+    """Whether the job has not ended; or it is the last one within `lock_window`, and may have ended; or it waits, and
+    the call was merged into it."""
 
 
 class AskAgain(NamedTuple):
@@ -155,7 +156,7 @@ def on_outstanding(
     """
     if in_window:
         job = taken[0]
-        return NotSent(str(job.task_id)) if job.state == "sending" else Answer(job, in_window=True)
+        return NotSent(str(job.task_id)) if job.state == "sending" else Answer(job, "window")
     known, ended, preceding = passed.ended | passed.preceding, set[str](), set[str]()
     for job in taken:
         if not is_job(task, job) or follows(causes, job):

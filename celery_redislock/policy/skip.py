@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import NamedTuple, NoReturn
 
 from celery import states
@@ -15,12 +16,16 @@ from celery_redislock.options import LockOptions
 from celery_redislock.policy import Ended, Reason, Verdict, waiting_policy
 
 
+logger = logging.getLogger(__name__)
+
+
 class Skipped(Reason):
     """Why a run is skipped."""
 
     DUPLICATE = states.REVOKED, "duplicate of {}"
     COOLING = states.REVOKED, "cooling down after {}"
     EXPIRED = states.REVOKED, "expired"
+    SUPERSEDED = states.REVOKED, "superseded by {}"
 
 
 class Skip(NamedTuple):
@@ -54,6 +59,19 @@ def skip(message: Facts, holder: LockInfo, options: LockOptions) -> Skip:
     if holder.state == "cooling":
         return Skip(Skipped.COOLING, shown(str(holder.task_id)))
     return Skip(Skipped.DUPLICATE, shown(holder.task_id) if holder.task_id else holder.who)
+
+
+def supersede(message: Message, newer: str | None) -> NoReturn:
+    """End a run whose merged calls have expired, or a run with a newer call than which has begun: task `newer`.
+
+    Raises:
+        Ended: Always.
+    """
+    reason = Skipped.EXPIRED if newer is None else Skipped.SUPERSEDED
+    text = reason.text.format(shown(newer or ""))
+    about = message.fields("superseded" if newer else "expired", key=message.demand.key, holder_id=newer)
+    logger.info("%s: %s; its result is REVOKED (lock_arguments)", message.name, text, extra=about)
+    revoke(message, Verdict("lock_arguments", reason, text))
 
 
 def is_skipped(text: str) -> bool:

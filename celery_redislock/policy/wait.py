@@ -17,7 +17,7 @@ from celery_redislock.message.message import Message
 from celery_redislock.message.republish import ignores_result
 from celery_redislock.options import LockOptions
 from celery_redislock.policy import Ended, Place, Reason, Verdict, waiting_policy
-from celery_redislock.protocol.replies import Conflict
+from celery_redislock.protocol.replies import Conflict, NotDue
 
 from .raise_ import Fail
 from .skip import Skip, Skipped
@@ -36,6 +36,7 @@ class Waiting(Reason):
     NO_DUPLICATE = (None,)
     #: The holder has ended, or the key is offered. Once the key cools down, the message is a duplicate after all.
     UNLESS_COOLING = None, "the key may be free in a moment"
+    NOT_DUE = None, "not due yet", False
     OUTAGE = None, "the lock server is unavailable; the task is tried again later", False
 
 
@@ -97,6 +98,23 @@ def _end(message: Message, holder: LockInfo, conflict: Conflict, policy: str, re
     message.tell(holder, f"{why}; trying again in {pause:.2f} s ({policy})")
     if message.send_back(pause, message.demand.key, rank=rank, **changes):
         raise Ended(Verdict(policy, reason, f"{error}; trying again later"))
+
+
+def sleep_until_due(message: Message, due: NotDue) -> None:
+    """End the run. Its message sleeps until it is due, or is sent back if it cannot wait in this worker.
+
+    Return only if the message cannot be sent back either.
+    """
+    text = f"not due yet; it runs in {due.due_in:.2f} s unless another call is merged into it"
+    verdict = Verdict("lock_debounce", Waiting.NOT_DUE, text)
+    about = message.fields("not_due", key=message.demand.key)
+    logger.info("%s: %s", message.name, text, extra=about)
+    rank = message.header.rank_at(due.now)
+    header = message.sleep(rank)
+    if header is not None:
+        raise Ended(verdict._replace(place=Place(message.demand, rank, header, sleeps_for=due.due_in)))
+    if message.send_back(message.delay(due.due_in), message.demand.key, rank=rank):
+        raise Ended(verdict)
 
 
 def show_as_retry(message: Message, error: LockConflict) -> None:

@@ -130,6 +130,11 @@ class Merged(NamedTuple):
         _, number, *ticket = reply
         return cls(number, Token.of(ticket[0]), ticket[1] / 1000) if ticket else cls(number, None)
 
+    def info(self, key: str) -> LockInfo:
+        """Return that message's job as `LockInfo`."""
+        assert self.ticket is not None  # noqa: S101
+        return info_of(self.ticket, key, self.ttl)
+
 
 class Finished(NamedTuple):
     """The reply to an acquire: the caller's attempt has already ended in another execution."""

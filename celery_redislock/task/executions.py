@@ -22,10 +22,10 @@ from celery_redislock.message.message import Message
 from celery_redislock.policy import Ended, Verdict, join
 from celery_redislock.policy.conflict import POLICIES, Decision, Refuse, RunWithout, on_conflict, on_outage, policy_for
 from celery_redislock.policy.raise_ import Fail
-from celery_redislock.policy.skip import Skip
-from celery_redislock.policy.wait import LONGEST_PAUSE, SHORTEST_PAUSE, ComeBack, Waiting
+from celery_redislock.policy.skip import Skip, supersede
+from celery_redislock.policy.wait import LONGEST_PAUSE, SHORTEST_PAUSE, ComeBack, Waiting, sleep_until_due
 from celery_redislock.protocol.hold import Phase
-from celery_redislock.protocol.replies import Conflict, Finished, Granted
+from celery_redislock.protocol.replies import Conflict, Finished, Granted, NotDue, Superseded
 
 from .execution import Execution, held_by_request
 
@@ -58,13 +58,16 @@ class WorkerExecution(Execution):
     def acquire(self, lock: HeldLock) -> None:
         """See `Execution.acquire`."""
         note = self._note(lock.key) if self.message.delivery.may_be_a_copy else None
+        options, number = self.message.options, self.message.header.number or None
+        if options.arguments == "all":
+            number = 0
         while True:
             # Note the key before sending the command, because this process may die as soon as the key is granted.
             ASKED_KEYS.asks(self.message.delivery.nonce, lock.key)
             if lock.hold.phase is Phase.IN_DOUBT:
                 lock.hold = lock.hold.minted(self._mint())
             try:
-                answer = self._server.store.acquire(lock, lock.lease, note, fence=self.message.options.fence)
+                answer = self._server.store.acquire(lock, lock.lease, note, fence=options.fence, number=number)
             except LockUnavailable as error:
                 if not self._runs_without(error):
                     continue
@@ -73,11 +76,21 @@ class WorkerExecution(Execution):
                 return
             if isinstance(answer, Granted):
                 lock.granted(answer)
+                if answer.calls:
+                    self._use_calls(lock, answer)
                 self._taken(lock)
                 return
-            if isinstance(answer, Finished):
-                drop(self.message)
-            self._conflict(answer)
+            match answer:
+                case Finished():
+                    drop(self.message)
+                case NotDue():
+                    sleep_until_due(self.message, answer)
+                case Superseded(newer):
+                    if newer is not None:
+                        signals.lock_superseded.send(sender=self.task, key=self.key, task_id=newer)
+                    supersede(self.message, newer)
+                case Conflict():
+                    self._conflict(answer)
 
     # Conflicts: the key is held.
 

@@ -181,7 +181,7 @@ class LockedTask(LockAttributes, BaseTask):
             if not publication.is_unique or not is_bare(options):
                 return publication.send()
             raise
-        return publication.publish(key, execution_of(self.request_stack.top))
+        return publication.publish(key, execution_of(self.request_stack.top), *as_sent(self, args or (), kwargs or {}))
 
     def apply(self, *args: Any, **options: Any) -> EagerResult[Any]:
         """Run the task in this process, as Celery does. Lock options of the call are as in `apply_async`.
@@ -243,10 +243,11 @@ class LockedTask(LockAttributes, BaseTask):
         If the run holds none, `state` is ``"none"`` and `check()` passes. That is the case in a direct call, in a run
         that started without its lock in an outage, and while locks are switched off.
         """
-        execution = execution_of(self.request_stack.top)
-        if execution is None:
-            return NoLock()
-        return execution.lock or NoLock(execution.key)
+        request = self.request
+        execution = execution_of(request)
+        return (execution and execution.lock) or NoLock(
+            execution.key if execution else "", [(request.args or (), request.kwargs or {})]
+        )
 
     def lock_for(self, *args: Any, **kwargs: Any) -> Lock | NoLock:
         """The lock of the call ``task(*args, **kwargs)``, for code outside the task.

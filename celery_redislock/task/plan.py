@@ -28,10 +28,12 @@ from celery_redislock.app import (
 )
 from celery_redislock.errors import LockConfigError, LockKeyError
 from celery_redislock.keys.key_maker import KeyMaker, blame
+from celery_redislock.message.calls import check_serializer
 from celery_redislock.message.header import Header, Reservation
 from celery_redislock.message.republish import Broker
 from celery_redislock.options import (
     LIMIT,
+    Arguments,
     ConflictPolicy,
     LockOptions,
     OnLost,
@@ -53,7 +55,8 @@ class LockPlan:
     """The lock of one task: its options, its keys, and its app's broker.
 
     `body` is the task's function; if `is_method`, its first parameter is the task. `own` holds the task's ``lock_*``
-    attributes by name, without the prefix. `ignores_result` says whether the task's results are not stored.
+    attributes by name, without the prefix. `ignores_result` says whether the task's results are not stored. `serializer`
+    is the task's.
 
     Attributes:
         keys: Makes the names of the locks.
@@ -73,6 +76,7 @@ class LockPlan:
         own: Mapping[str, Any],
         *,
         ignores_result: bool = False,
+        serializer: str | None = None,
     ) -> None:
         self._own, self._app_wide, self._ignores_result = own, settings_of(app), ignores_result
         app_wide = self._app_wide
@@ -83,6 +87,8 @@ class LockPlan:
         self.options = options = resolve_options(task, own, app_wide)
         #: `_resolve`, cached; a wrong combination is not.
         self._of_call = lru_cache(_CALLS_KEPT, typed=True)(self._resolve)
+        if options.arguments != "first":
+            check_serializer(task, serializer)
         self.keys = KeyMaker(task, _signature(body, is_method), options.args, options.key)
         self.waiting_limit = settings.waiting_limit
         self._prefix = keyprefix_of(app) + settings.prefix
@@ -251,6 +257,18 @@ class LockAttributes:
     that time returns that job's result, even if the job has ended. None, the default: no window. See
     docs/unique-jobs.md."""
 
+    lock_arguments: Arguments
+    """In scope ``"queue"``: with which arguments the queued message runs. ``"first"``, the default: its own.
+    ``"latest"``: those of the last call until it starts. ``"all"``: ``self.lock.calls`` has those of every call. See
+    docs/merging-calls.md."""
+
+    lock_debounce: float | None
+    """With `lock_arguments` ``"latest"`` or ``"all"``: run this long after the last call. None, the default: as soon as
+    the key is free."""
+
+    lock_debounce_max: float | None
+    """However many calls come, run at most this long after the first of them. None, the default: no maximum."""
+
     lock_queue_ttl: float
     """How long a key stays reserved for a message that does not start, in the scopes ``"job"`` and ``"queue"`` and for
     a retry that keeps the key. The countdown or eta is added; no reservation outlives its message's expiry. 3600 by
@@ -284,8 +302,8 @@ def reservation_ttl(app: Celery, lock: LockOptions, options: Mapping[str, Any], 
         options: The options of the publish, of which `countdown`, `eta` and `expires` matter.
         expires: The task's own `expires`, for a publish without one.
     """
-    ttl = lock.queue_ttl + max(0.0, _seconds(app, options.get("countdown") or options.get("eta")) or 0.0)
-    end = _seconds(app, options.get("expires", expires))
+    ttl = lock.queue_ttl + max(0.0, seconds_until(app, options.get("countdown") or options.get("eta")) or 0.0)
+    end = seconds_until(app, options.get("expires", expires))
     return ttl if end is None else min(ttl, end)
 
 
@@ -315,7 +333,7 @@ def give_up_reservation(
     server_of(plan.app).give_up(demand, reservation.claim, ttl, is_to_come=is_to_come, window=window)
 
 
-def _seconds(app: Celery, moment: Any) -> float | None:
+def seconds_until(app: Celery, moment: Any) -> float | None:
     """Seconds from now until `moment`: a number of seconds, ISO 8601 text or a date, as Celery accepts them.
 
     None if `moment` is None or Celery refuses it: Celery then raises the error itself, when it sends the message or in
@@ -328,6 +346,6 @@ def _seconds(app: Celery, moment: Any) -> float | None:
             return float(moment)
         text = moment if isinstance(moment, str) else moment.isoformat()
         due: datetime = maybe_make_aware(maybe_iso8601(text), app.timezone)  # type: ignore[arg-type]
-        return (due - datetime.now(UTC)).total_seconds()
+        return (due - datetime.now(UTC)).totalseconds_until()
     except (AttributeError, TypeError, ValueError, OverflowError):
         return None

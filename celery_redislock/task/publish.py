@@ -10,7 +10,7 @@ import logging
 import math
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,6 +20,7 @@ from celery.result import AsyncResult
 from celery_redislock import signals
 from celery_redislock.app import server_of
 from celery_redislock.errors import LockConfigError, LockUnavailable, fields, run_named, shown
+from celery_redislock.message.calls import LONGEST_BODY, write_call
 from celery_redislock.message.delivery import publish_time
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.options import check_of_call
@@ -29,16 +30,21 @@ from celery_redislock.policy.join import has_ended
 from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.hold import Hold
 from celery_redislock.protocol.names import Demand, keys_of
-from celery_redislock.protocol.replies import Granted, Outstanding, Reserved
-from celery_redislock.protocol.scripts import Passed
+from celery_redislock.protocol.replies import Granted, Merged, Outstanding, Reserved
+from celery_redislock.protocol.scripts import Call, Passed
 from celery_redislock.protocol.tokens import Attempt, Token
 
 from .execution import Execution
 from .lost import is_in_hook, lost_before
-from .plan import LockPlan, reservation_ttl
+from .plan import LockPlan, reservation_ttl, seconds_until
 
 logger = logging.getLogger(__name__)
 
+_NOT_SENT = {
+    "outstanding": "task %s: lock %s is held by %s; not sent: the caller gets that task's result",
+    "window": "task %s: the window of lock %s was opened by %s; not sent: the caller gets that task's result",
+    "merged": "task %s: its call for lock %s was merged into %s; not sent: the caller gets that task's result",
+}
 Options = Mapping[str, Any]
 Send = Callable[[Options], "LockedResult"]
 
@@ -123,7 +129,7 @@ class Publication:
     """
 
     __slots__ = (
-        *("_header", "_is_bare", "_lock", "_options", "_plan", "_send", "_task"),
+        *("_attempt_of", "_call", "_header", "_is_bare", "_lock", "_options", "_plan", "_send", "_task"),
         *("hold", "is_unique", "needs_key"),
     )
 
@@ -140,6 +146,9 @@ class Publication:
         self._options = options
         self._is_bare = is_bare(options)
         self._send = send
+        #: The call, if it may be merged with others; and the run whose next attempt it is.
+        self._call: Call | None = None
+        self._attempt_of: Execution | None = None
         self._header = Header(tokens.mint_publish(), published=publish_time(options), options=given or None)
 
     def send(self) -> LockedResult:
@@ -168,12 +177,16 @@ class Publication:
             attempt.was_sent(self._reservation_ttl())
         return result
 
-    def publish(self, key: str, execution: Execution | None) -> LockedResult:
-        """Send the message, unless it would duplicate a job.
+    def publish(
+        self, key: str, execution: Execution | None, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> LockedResult:
+        """Send the message, unless it would duplicate a job or is merged into a message that waits.
 
         Args:
             key: The key in Redis for the message's arguments.
             execution: The run that publishes, if it is a run of this task.
+            args: The positional arguments.
+            kwargs: The keyword arguments.
 
         Returns:
             The message's result, or the result of the job that it would duplicate, with ``duplicate`` True.
@@ -187,9 +200,40 @@ class Publication:
             lock = execution.lock
             if lock is not None and lock.key == key and hands_over(self._lock):
                 return self._hand_over(execution)
+            self._attempt_of = execution
         elif self._options.get("retries"):
             return self.send()
+        if self._lock.arguments != "first":
+            self._call = self._call_of(args, kwargs)
+            return self._take(key) if self._call else self.send()
         return self._take(key) if self.is_unique else self.send()
+
+    def _call_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | None:
+        """What may be merged; None if the message keeps its own arguments.
+
+        The next attempt of a run that was given several calls is given them too.
+
+        Raises:
+            LockConfigError, EncodeError: As in `write_call`.
+        """
+        run, options, lock = self._attempt_of, self._options, self._lock
+        if not self._is_bare and not (run and run.number):
+            return None
+        body = write_call(self._task.name, options.get("serializer") or self._task.serializer, args, kwargs)
+        if len(body) > LONGEST_BODY:
+            return None
+        moments = options.get("countdown") or options.get("eta"), options.get("expires", self._task.expires)
+        due_in, expires_in = (seconds_until(self._plan.app, moment) for moment in moments)
+        return Call(
+            (*(run.bodies[:-1] if run else ()), body),
+            lock.arguments == "all",
+            max(0.0, due_in or 0.0),
+            None if expires_in is None else max(0.0, expires_in),
+            None if run else lock.debounce,
+            lock.debounce_max,
+            run.number if run else 0,
+            run is not None,
+        )
 
     def _is_next_attempt(self, execution: Execution) -> bool:
         """Whether this publish is the `self.retry()` of the run that publishes."""
@@ -213,7 +257,8 @@ class Publication:
         window = keys_of(key).window(token.task_field)
         self.hold = Hold(Demand(key), token, places=(place,) if self._lock.window is None else (place, window))
         try:
-            answer = self._reserve(key) if self._is_bare else self._reserve_if_free(key, place)
+            is_asked = self._is_bare or self._call is not None
+            answer = self._reserve(key) if is_asked else self._reserve_if_free(key, place)
         except LockUnavailable as error:
             signals.lock_unavailable.send(sender=self._task, key=key, error=error)
             if self._lock.on_outage == "raise" and self._is_bare:
@@ -221,7 +266,7 @@ class Publication:
             return self.send()  # the run asks Redis again, and does what the options say
         match answer:
             case Reserved():
-                return self._send_reserved(key, answer.key)
+                return self._send_reserved(key, answer)
             case Answer():
                 return self._answer_with(answer)
             case None:
@@ -242,10 +287,18 @@ class Publication:
 
         None means that the message is sent without a reservation: the job that has the place cannot be the answer.
         """
-        task, passed, latest = self._task, Passed(), time.monotonic() + LONGEST_WAIT
+        task, passed, latest, merged = self._task, Passed(), time.monotonic() + LONGEST_WAIT, None
         waits_for, ends, pause = "", latest, SHORTEST_PAUSE
         ended = partial(has_ended, task, cools_down=self._plan.cools_down(self._lock))
-        while isinstance(found := self._ask(passed), Outstanding):
+        while not isinstance(found := self._ask(passed), Reserved):
+            if isinstance(found, Merged):
+                merged = Answer(found.info(key), how="merged") if found.ticket else merged
+                if merged is None or passed.ended or not ended(merged.job):
+                    return merged
+                # The job may have ended without a run, so that the merged arguments get none.
+                passed = passed._replace(ended=frozenset({str(merged.job.task_id)}))
+                self._call = self._call and self._call._replace(number=found.number)
+                continue
             taken = found.info(key)
             match on_outstanding(task.name, self._causes, taken, passed, ended, in_window=found.in_window):
                 case AskAgain() as decision:
@@ -260,12 +313,15 @@ class Publication:
                         time.sleep(pause)
                         pause = min(2 * pause, LONGEST_PAUSE)
                 case answer:
-                    return answer
+                    return None if self._call else answer
         return found
 
-    def _ask(self, passed: Passed) -> Reserved | Outstanding:
+    def _ask(self, passed: Passed) -> Reserved | Merged | Outstanding:
         store = server_of(self._plan.app).store
         options = self._lock
+        if self._call is not None:
+            queued_ttl = options.queue_ttl + self._call.due_in + (options.debounce or 0.0)
+            return store.merge(self, options.lease, queued_ttl, passed, self._call)
         return store.reserve(self, options.lease, passed, in_queue=self._is_of_queue, window=options.window)
 
     @property
@@ -281,10 +337,13 @@ class Publication:
             causes |= {parent.request.id, parent.request.root_id}
         return frozenset(tokens.known_as(str(one)) for one in causes if one)
 
-    def _send_reserved(self, key: str, reserved: str) -> LockedResult:
-        """Send the message for which `reserved` is reserved: the key, or the place in the queue."""
-        server, token = server_of(self._plan.app), self.hold.token
-        self._header = self._header._replace(claim=token.nonce, key=key, queued=reserved != key)
+    def _send_reserved(self, key: str, answer: Reserved) -> LockedResult:
+        """Send the message for which the key, or the place in the queue, is reserved."""
+        server, token, reserved = server_of(self._plan.app), self.hold.token, answer.key
+        self._header = self._header._replace(claim=token.nonce, key=key, queued=reserved != key, number=answer.number)
+        if self._call is not None:  # the lock server knows when the last call of several expires and is due
+            delay = answer.due_in if answer.due_in >= self._plan.broker.shortest_delay else None
+            self._options = {**self._options, "countdown": delay, "eta": None, "expires": None}
         ttl = self._reservation_ttl()
         try:
             result = self.send()
@@ -314,11 +373,11 @@ class Publication:
         """Send nothing, and return the result of the job that is the answer."""
         task, holder = self._task, answer.job
         about = fields("not_sent", task=task.name, key=holder.key, holder=holder.who, holder_id=holder.task_id)
-        text = "task %s: lock %s is held by %s; not sent: the caller gets that task's result"
-        if answer.in_window:
-            text = "task %s: the window of lock %s was opened by %s; not sent: the caller gets that task's result"
-        logger.info(text, task.name, holder.key, holder.who, extra=about)
-        signals.lock_conflict.send(sender=task, key=holder.key, holder=holder, policy="return existing")
+        logger.info(_NOT_SENT[answer.how], task.name, holder.key, holder.who, extra=about)
+        if answer.how == "merged":
+            signals.lock_merged.send(sender=task, key=holder.key, task_id=holder.task_id)
+        else:
+            signals.lock_conflict.send(sender=task, key=holder.key, holder=holder, policy="return existing")
         result = cast("LockedResult", task.AsyncResult(str(holder.task_id)))
         result.duplicate = True
         # As in Celery, `get()` must not wait for a result that is not stored.

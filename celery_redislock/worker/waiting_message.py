@@ -73,6 +73,7 @@ class WaitingMessage(Waiter):
         "claim",
         "deadline",
         "demand",
+        "is_asleep",
         "joins",
         "number",
         "rank",
@@ -94,7 +95,10 @@ class WaitingMessage(Waiter):
         self.joins = header.joins
         self._asks_if_cooling = place.asks_if_cooling
         self.watches = self.claim is not None or self.joins is not None or place.asks_if_cooling
+        self.is_asleep = place.sleeps_for > 0
         self.deadline = _deadline(request, header)
+        if self.is_asleep:
+            self.deadline = min(self.deadline, time.monotonic() + place.sleeps_for)
         self._since = time.monotonic()
         self._worker = worker
         self.called = False

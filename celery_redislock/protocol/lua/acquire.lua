@@ -16,8 +16,8 @@
 -- g key    the note saying that the claim is no longer needed; given with C, if the capacity is above 1
 -- G value  how long that note lives, in milliseconds
 -- S value  the capacity: the caller gets no free permit with a higher number; given only if it is above 1
--- M value  the number of the message's call, which may have been merged with others; empty: an older call is no less
---          wanted than a newer one
+-- M value  the number of the message's call, with which others may have been merged; empty: a newer call does not
+--          replace it
 --
 -- Returns granted: permit 1 holds the token for the lease
 --         {granted, number, fence if asked for}: the permit with this number does
@@ -105,7 +105,7 @@ if copy and (#kept == 0 or is_running(values[copy])) then
   end
 end
 
-local job, calls, number = given.M and job_of(token), nil, given.M
+local job, calls, number, is_replaceable = given.M and job_of(token), nil, given.M, given.M ~= ''
 
 -- The hash with what the run is given: the calls that were merged into its message, or what was given to this attempt or
 -- to the last one, whose process has died. nil if only the message has its arguments.
@@ -125,12 +125,12 @@ local function refusal()
   local is_pending, time = calls == named(line, ':pending'), now()
   if is_pending and (tonumber(expires) or math.huge) <= time then return {'expired'} end
   if is_pending and tonumber(due) > time then return {'due', math.ceil((due - time) / 1000), time} end
-  if number ~= '' and tonumber(number) < newest then return {'superseded', id} end
+  if is_replaceable and tonumber(number) < newest then return {'superseded', id} end
 end
 
 if job then
   calls = calls_of_run()
-  number = calls and number ~= '' and redis.call('HGET', calls, 'number') or number
+  number = calls and redis.call('HGET', calls, 'number') or number
   local reply = not mine and refusal()
   if reply then
     if reply[1] ~= 'due' and place and is_owned_by(claim, redis.call('GET', place)) then

@@ -67,7 +67,7 @@ end
 local joins = given.A ~= nil
 local is_merged = queued and not is_over and not (joins and tonumber(count) >= MOST_CALLS)
 if claim and is_over and is_of_place then
-  redis.call('DEL', pending)  -- nobody may expect a run with these calls: their job has ended, or was never sent
+  redis.call('DEL', pending)  -- these calls get no run: their job has ended, or was never sent
 elseif claim and not is_merged then
   grant_calls(line, pending, job)  -- the place expired, or the ticket is full: these calls are its own from now on
 end
