@@ -55,8 +55,8 @@ class LockPlan:
     """The lock of one task: its options, its keys, and its app's broker.
 
     `body` is the task's function; if `is_method`, its first parameter is the task. `own` holds the task's ``lock_*``
-    attributes by name, without the prefix. `ignores_result` says whether the task's results are not stored. `serializer`
-    is the task's.
+    attributes by name, without the prefix. `ignores_result` says whether the task's results are not stored, and
+    `serializer` names the task's serializer.
 
     Attributes:
         keys: Makes the names of the locks.
