@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from celery import Celery
-from kombu.serialization import dumps, loads, prepare_accept_content  # type: ignore[attr-defined]
+from kombu.serialization import dumps, loads, prepare_accept_content
 
 from celery_redislock.errors import LockConfigError
 
@@ -52,6 +52,6 @@ def read_call(app: Celery, body: bytes) -> Arguments:
     """
     head, _, payload = body.partition(b"\n")
     content_type, encoding = head.decode().split(" ")
-    accepted = prepare_accept_content(app.conf.accept_content) - _UNSAFE
+    accepted = {*prepare_accept_content(app.conf.accept_content)} - _UNSAFE  # type: ignore[misc]
     args, kwargs = loads(payload, content_type, encoding, accept=accepted)
     return list(args), dict(kwargs)

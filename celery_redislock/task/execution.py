@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from celery import Task, states
 from celery.app.task import Context
@@ -22,7 +22,7 @@ from celery_redislock.errors import LockConfigError, LockInfo, LockUnavailable, 
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.hold.keeper import LastWord
 from celery_redislock.lock.lock import Lock
-from celery_redislock.message.calls import read_call
+from celery_redislock.message.calls import Arguments, read_call
 from celery_redislock.message.header import HEADER
 from celery_redislock.message.message import Message
 from celery_redislock.options import LockOptions
@@ -166,21 +166,24 @@ class Execution:
         """Have the keeper renew `lock`, which was granted, and send the signal `lock_acquired`."""
         self._server.keeper.add(lock)
         if not lock.calls and self.message.options.arguments == "all":
-            lock.calls = [(self.request.args, self.request.kwargs)]
+            lock.calls = [self._arguments]
         if signals.lock_acquired.receivers:
             signals.lock_acquired.send(sender=self.task, lock=lock, waited=self.message.waited)
 
+    @property
+    def _arguments(self) -> Arguments:
+        """The run's arguments: the very objects that Celery passes to the body and to the hooks."""
+        return cast("Arguments", (self.request.args, self.request.kwargs))
+
     def _use_calls(self, lock: HeldLock, grant: Granted) -> None:
         """Replace the arguments of the run by those of the last call that it was given.
-
-        Celery passes the same objects to the body and to the hooks.
 
         Raises:
             Exception: As in `read_call`.
         """
         self.number = grant.number
         lock.calls = [read_call(self.plan.app, body) for body in grant.calls]
-        args, kwargs = self.request.args, self.request.kwargs
+        args, kwargs = self._arguments
         args[:], newest = lock.calls[-1]
         kwargs.clear()
         kwargs.update(newest)

@@ -346,6 +346,6 @@ def seconds_until(app: Celery, moment: Any) -> float | None:
             return float(moment)
         text = moment if isinstance(moment, str) else moment.isoformat()
         due: datetime = maybe_make_aware(maybe_iso8601(text), app.timezone)  # type: ignore[arg-type]
-        return (due - datetime.now(UTC)).totalseconds_until()
+        return (due - datetime.now(UTC)).total_seconds()
     except (AttributeError, TypeError, ValueError, OverflowError):
         return None

@@ -222,7 +222,9 @@ class Publication:
         if len(body) > LONGEST_BODY:
             return None
         moments = options.get("countdown") or options.get("eta"), options.get("expires", self._task.expires)
-        due_in, expires_in = (seconds_until(self._plan.app, moment) for moment in moments)
+        due_in, expires_in = seconds = [seconds_until(self._plan.app, moment) for moment in moments]
+        if [one is None for one in seconds] != [one is None for one in moments] or math.inf in seconds:
+            return None  # Celery raises the error
         return Call(
             body,
             lock.arguments == "all",
