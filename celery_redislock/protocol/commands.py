@@ -77,9 +77,9 @@ def merge(key: str, token: Token, ttl: float, queued_ttl: float, passed: Passed,
     }
     options = {letter: value for letter, value in given.items() if value is not None}
     ended, _, unsent = (_ids(ids) for ids in passed)
-    values = ("".join(options), token.owner, token.value, _ms(ttl), _ms(queued_ttl), token.task_field, ended, unsent, call.body)
-    keys = (key, names.line, names.queued)
-    return Command(scripts.MERGE, keys, (*values, *options.values()))
+    values: tuple[Text, ...] = (token.owner, token.value, _ms(ttl), _ms(queued_ttl), token.task_field, ended, unsent)
+    values = ("".join(options), *values, call.body, *options.values())
+    return Command(scripts.MERGE, (key, names.line, names.queued), values)
 
 
 def release(
