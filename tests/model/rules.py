@@ -18,6 +18,8 @@ PROMISES = (
     Promise.SERVED_ANEW,
     Promise.ANSWERED,
     Promise.ONE_JOB,
+    Promise.LATEST,
+    Promise.NOT_STALE,
     Promise.ONE_IN_WINDOW,
     Promise.RESERVED,
     Promise.ENDS,
