@@ -270,8 +270,8 @@ def _check_merging(task: str, values: Mapping[str, Any], name: Callable[[str], s
     if longest is not None and (debounce is None or longest < debounce):
         than = "without" if debounce is None else f"below {debounce:g} of"
         raise LockConfigError(
-            f"{task}: {name('debounce_max')} = {longest:g} is not allowed {than} {name('debounce')}: it limits how long "
-            "new calls can put a run off"
+            f"{task}: {name('debounce_max')} = {longest:g} is not allowed {than} {name('debounce')}: it limits how "
+            "long new calls can put a run off"
         )
     if arguments == "first":
         if debounce is not None:
@@ -282,12 +282,12 @@ def _check_merging(task: str, values: Mapping[str, Any], name: Callable[[str], s
         return
     refused = f"{task}: {name('arguments')} = {arguments!r} is not allowed with"
     if values["scope"] != "queue":
-        raise LockConfigError(f"{refused} {name('scope')} = {values['scope']!r}: no message waits in the queue; allowed: "
-            "'queue'")
+        where = f"{name('scope')} = {values['scope']!r}"
+        raise LockConfigError(f"{refused} {where}: there is no message to merge calls into; allowed: 'queue'")
     if values["hold_on_retry"]:
         raise LockConfigError(f"{refused} {name('hold_on_retry')}: a retry takes the place in the queue instead")
     if (values["args"], values["key"]) == (None, None):
-        raise LockConfigError(f"{refused} a key of all arguments: merged calls would be equal; set lock_args or lock_key")
+        raise LockConfigError(f"{refused} a key of all arguments: only equal calls could be merged; set lock_args")
 
 
 def check_limit(what: str, limit: Any, *, fence: bool) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from celery import Celery
-from kombu.serialization import dumps, loads, prepare_accept_content, registry  # type: ignore[attr-defined]
+from kombu.serialization import dumps, loads, prepare_accept_content
 
 from celery_redislock.errors import LockConfigError
 
@@ -26,8 +26,8 @@ def check_serializer(task: str, serializer: Any) -> None:
     """
     if serializer in _UNSAFE:
         raise LockConfigError(
-            f"{task}: lock_arguments is not allowed with the serializer {serializer!r}: merged arguments are kept in the "
-            "lock server, and a client that may write to it could run code in your workers; set serializer='json'"
+            f"{task}: lock_arguments is not allowed with the serializer {serializer!r}: merged arguments are kept in "
+            "the lock server, and a client that may write to it could run code in your workers; set serializer='json'"
         )
 
 
@@ -52,6 +52,6 @@ def read_call(app: Celery, body: bytes) -> Arguments:
     """
     head, _, payload = body.partition(b"\n")
     content_type, encoding = head.decode().split(" ")
-    accepted = prepare_accept_content(app.conf.accept_content) - _UNSAFE
+    accepted = {*prepare_accept_content(app.conf.accept_content)} - _UNSAFE  # type: ignore[misc]
     args, kwargs = loads(payload, content_type, encoding, accept=accepted)
     return list(args), dict(kwargs)

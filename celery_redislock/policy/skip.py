@@ -15,7 +15,6 @@ from celery_redislock.message.republish import ignores_result
 from celery_redislock.options import LockOptions
 from celery_redislock.policy import Ended, Reason, Verdict, waiting_policy
 
-
 logger = logging.getLogger(__name__)
 
 

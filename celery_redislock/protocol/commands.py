@@ -79,7 +79,7 @@ def merge(key: str, token: Token, ttl: float, queued_ttl: float, passed: Passed,
     due_in = str(int(call.due_in * 1000))
     values = ("".join(options), token.owner, token.value, _ms(ttl), _ms(queued_ttl), token.task_field, ended, unsent)
     keys = (key, names.line, names.queued)
-    return Command(scripts.MERGE, keys, (*values, due_in, *options.values(), *call.bodies))
+    return Command(scripts.MERGE, keys, (*values, due_in, call.body, *options.values()))
 
 
 def release(

@@ -35,8 +35,8 @@ class Granted(NamedTuple):
         """Return what the reply to a command sent at `sent_at` grants."""
         if len(reply) == 1:
             return cls(sent_at)
-        _, permit, fence, number, *calls = (*reply, *(None, 0)[len(reply) - 2 :])
-        return cls(sent_at, fence, permit, number, tuple(calls))
+        fence, number = reply[2] if len(reply) > 2 else None, reply[3] if len(reply) > 3 else 0
+        return cls(sent_at, fence, reply[1], number, tuple(reply[4:]))
 
 
 class Conflict(NamedTuple):

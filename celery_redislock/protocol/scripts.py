@@ -101,9 +101,8 @@ class Passed(NamedTuple):
 class Call(NamedTuple):
     """A call that may be merged with others into one message."""
 
-    bodies: tuple[bytes, ...]
-    """Its arguments, from `celery_redislock.message.calls`; those of several calls if the next attempt of a run that
-    was given several is published."""
+    body: bytes
+    """Its arguments, from `celery_redislock.message.calls`."""
     joins: bool
     """Whether the run is given all calls that were merged, and not only the last one."""
     due_in: float = 0.0
@@ -117,7 +116,7 @@ class Call(NamedTuple):
     number: int = 0
     """The number that it was given before; 0 for a new call."""
     is_retry: bool = False
-    """Whether it is the next attempt of a numbered run."""
+    """Whether it is the next attempt of a run with this number, which is given the run's earlier calls too."""
 
 
 class Claim(NamedTuple):

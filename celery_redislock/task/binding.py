@@ -66,7 +66,9 @@ def checked_plan(app: Celery, cls: TaskClass, name: str) -> LockPlan:
     unguarded = getattr(body.function, "__redislock__", body.function)
     refuse_what_outlives_its_call(f"{name}: its body", unguarded, "let a plain body run it: asyncio.run()")
     own = own_options(cls)
-    plan = LockPlan(app, name, body.function, body.is_method, own, ignores_result=bool(cls.ignore_result), serializer=cls.serializer)
+    plan = LockPlan(
+        app, name, body.function, body.is_method, own, ignores_result=bool(cls.ignore_result), serializer=cls.serializer
+    )
     has_own_key = plan.options.args is not None or plan.options.key is not None
     warn_of_leftovers(cls, name, "" if has_own_key else " Its key is made of all its arguments.")
     if plan.options.on_conflict == "raise":

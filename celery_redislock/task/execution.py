@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from celery import Task, states
 from celery.app.task import Context
@@ -22,7 +22,7 @@ from celery_redislock.errors import LockConfigError, LockInfo, LockUnavailable, 
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.hold.keeper import LastWord
 from celery_redislock.lock.lock import Lock
-from celery_redislock.message.calls import read_call
+from celery_redislock.message.calls import Arguments, read_call
 from celery_redislock.message.header import HEADER
 from celery_redislock.message.message import Message
 from celery_redislock.options import LockOptions
@@ -65,7 +65,6 @@ class Execution:
         abort: Ends the body when the lock is lost; None unless `lock_on_lost` is ``abort``.
         joined: The outcome of the joined task: the run ends with it and does not run its body. None if it joined none.
         number: The number of the call that the run is for; 0 if it has none.
-        bodies: The arguments that the run was given in place of its message's, call by call, as `write_call` made them.
     """
 
     def __init__(self, plan: LockPlan, message: Message) -> None:
@@ -79,7 +78,6 @@ class Execution:
         self.abort = Abort() if plan.options.on_lost == "abort" else None
         self.joined: Outcome | None = None
         self.number = message.header.number
-        self.bodies: tuple[bytes, ...] = ()
         self._server = server_of(plan.app)
 
     @property
@@ -168,21 +166,24 @@ class Execution:
         """Have the keeper renew `lock`, which was granted, and send the signal `lock_acquired`."""
         self._server.keeper.add(lock)
         if not lock.calls and self.message.options.arguments == "all":
-            lock.calls = [(self.request.args, self.request.kwargs)]
+            lock.calls = [self._arguments]
         if signals.lock_acquired.receivers:
             signals.lock_acquired.send(sender=self.task, lock=lock, waited=self.message.waited)
+
+    @property
+    def _arguments(self) -> Arguments:
+        """The run's arguments: the very objects that Celery passes to the body and to the hooks."""
+        return cast("Arguments", (self.request.args, self.request.kwargs))
 
     def _use_calls(self, lock: HeldLock, grant: Granted) -> None:
         """Replace the arguments of the run by those of the last call that it was given.
 
-        Celery passes the same objects to the body and to the hooks.
-
         Raises:
             Exception: As in `read_call`.
         """
-        self.number, self.bodies = grant.number, grant.calls
+        self.number = grant.number
         lock.calls = [read_call(self.plan.app, body) for body in grant.calls]
-        args, kwargs = self.request.args, self.request.kwargs
+        args, kwargs = self._arguments
         args[:], newest = lock.calls[-1]
         kwargs.clear()
         kwargs.update(newest)
@@ -193,8 +194,8 @@ class Execution:
         key = self.plan.demand(args, kwargs).key
         if key != lock.key:
             logger.warning(
-                "%s: this worker computes lock %s for the arguments of a merged call, but the publisher merged it under "
-                "lock %s, which the run keeps. Do both run the same version?",
+                "%s: this worker computes lock %s for the arguments of a merged call, but its publisher computed lock "
+                "%s, which the run keeps. Do both run the same version?",
                 *(self.message.name, key, lock.key),
                 extra=self.message.fields("other_key", key=lock.key),
             )
@@ -228,7 +229,7 @@ class Execution:
         copy_may_wait = delivery.may_be_a_copy
         is_sent_back_only = copy_may_wait and not delivery.is_delivered_again
         ttl = self.plan.broker.note_ttl(is_sent_back_only=is_sent_back_only)
-        given = keys_of(lock.key).given(self.message.attempt.job) if self.bodies and state != states.RETRY else None
+        given = keys_of(lock.key).given(self.message.attempt.job) if self.number and state != states.RETRY else None
         return Note(self._note(lock.key), ttl, copy_may_wait, given)
 
     def _claim(self, demand: Demand, claim: str) -> Claim | None:

@@ -55,8 +55,8 @@ class LockPlan:
     """The lock of one task: its options, its keys, and its app's broker.
 
     `body` is the task's function; if `is_method`, its first parameter is the task. `own` holds the task's ``lock_*``
-    attributes by name, without the prefix. `ignores_result` says whether the task's results are not stored. `serializer`
-    is the task's.
+    attributes by name, without the prefix. `ignores_result` says whether the task's results are not stored, and
+    `serializer` names the task's serializer.
 
     Attributes:
         keys: Makes the names of the locks.
@@ -346,6 +346,6 @@ def seconds_until(app: Celery, moment: Any) -> float | None:
             return float(moment)
         text = moment if isinstance(moment, str) else moment.isoformat()
         due: datetime = maybe_make_aware(maybe_iso8601(text), app.timezone)  # type: ignore[arg-type]
-        return (due - datetime.now(UTC)).totalseconds_until()
+        return (due - datetime.now(UTC)).total_seconds()
     except (AttributeError, TypeError, ValueError, OverflowError):
         return None

@@ -201,6 +201,7 @@ class Publication:
             if lock is not None and lock.key == key and hands_over(self._lock):
                 return self._hand_over(execution)
             self._attempt_of = execution
+            self._header = self._header._replace(number=execution.number)
         elif self._options.get("retries"):
             return self.send()
         if self._lock.arguments != "first":
@@ -210,8 +211,6 @@ class Publication:
 
     def _call_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | None:
         """What may be merged; None if the message keeps its own arguments.
-
-        The next attempt of a run that was given several calls is given them too.
 
         Raises:
             LockConfigError, EncodeError: As in `write_call`.
@@ -223,9 +222,11 @@ class Publication:
         if len(body) > LONGEST_BODY:
             return None
         moments = options.get("countdown") or options.get("eta"), options.get("expires", self._task.expires)
-        due_in, expires_in = (seconds_until(self._plan.app, moment) for moment in moments)
+        due_in, expires_in = seconds = [seconds_until(self._plan.app, moment) for moment in moments]
+        if [one is None for one in seconds] != [one is None for one in moments] or math.inf in seconds:
+            return None  # Celery raises the error
         return Call(
-            (*(run.bodies[:-1] if run else ()), body),
+            body,
             lock.arguments == "all",
             max(0.0, due_in or 0.0),
             None if expires_in is None else max(0.0, expires_in),
@@ -299,6 +300,8 @@ class Publication:
                 passed = passed._replace(ended=frozenset({str(merged.job.task_id)}))
                 self._call = self._call and self._call._replace(number=found.number)
                 continue
+            if self._call and self._call.is_retry:
+                return None
             taken = found.info(key)
             match on_outstanding(task.name, self._causes, taken, passed, ended, in_window=found.in_window):
                 case AskAgain() as decision:

@@ -105,7 +105,7 @@ def test_a_cold_shutdown_frees_every_key_and_what_it_gives_back_runs_in_another_
     wait_until(no_key_is_left, "the keys are free", SOON)
 
 
-@pytest.mark.skipif(BEFORE_5_7, reason="before Celery 5.7 the handler logs a traceback of its own, and ignores the pool")
+@pytest.mark.skipif(BEFORE_5_7, reason="before Celery 5.7 the handler does not look at the pool")
 @on_every_broker
 def test_a_cold_shutdown_while_a_lost_connection_is_handled_ends_as_any_other(
     broker_proxy, config, tasks, start_worker, ledger, running, no_key_is_left

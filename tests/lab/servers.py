@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -21,7 +22,7 @@ import psutil
 import pytest
 import redis
 
-from celery_redislock.protocol.names import NOTE
+from celery_redislock.protocol.names import MERGED, NOTE
 from tests.lab.measured import kill_group
 
 
@@ -189,8 +190,9 @@ class Valkey:
         return str(get_binary_path())
 
     def held(self) -> list[bytes]:
-        """All keys but the notes, which a run may leave for copies of its message."""
-        return [key for key in self.client.scan_iter() if NOTE.encode() not in key]
+        """All keys but what may be left for a day: a note for copies of a message, and the number of the last call."""
+        left = re.compile(rf"{NOTE}|{MERGED}|:newest$".encode()).search
+        return [key for key in self.client.scan_iter() if not left(key)]
 
     def ages(self) -> None:
         """As a broker: let the visibility timeout be over of each message that kombu has noted as unacked."""

@@ -196,11 +196,7 @@ end
 
 local bodies = {}
 if calls then
-  local numbers = {}
-  for body = 1, redis.call('HGET', calls, 'bodies') do
-    numbers[body] = body
-  end
-  bodies = redis.call('HMGET', calls, unpack(numbers))
+  bodies = bodies_of(calls)
   if calls ~= named(line, ':args:' .. job) then
     grant_calls(line, calls, job)  -- kept, because a copy of the message must be given the same
   end

@@ -13,14 +13,14 @@
 -- ARGV[7]   ids of jobs whose end the publisher's caller may have seen; spelled as for reserve.lua
 -- ARGV[8]   ids of jobs whose publishers have taken too long; same form
 -- ARGV[9]   in how many milliseconds the call is due
+-- ARGV[10]  the call's body
 -- A value   anything: the call joins the ticket's calls; otherwise it replaces them
 -- E value   in how many milliseconds the call expires
 -- B value   the debounce in milliseconds: the ticket is due that long after its last call
 -- X value   its maximum in milliseconds: the ticket is due at most that long after its first call
 -- M value   the number that the call was given before
--- R value   anything: the call is the next attempt of a run and keeps its number, given with M. If others have the place,
---           its arguments are kept for it all the same
--- The values after those of the options are the bodies of the call: one, or with A and R several.
+-- R value   anything: the call is the next attempt of a run and keeps its number, given with M, and the run's earlier
+--           calls. If others have the place, its calls are kept for it all the same
 --
 -- Returns {queued, number, milliseconds until the ticket is due}: the place is reserved
 --         {merged, number, ticket's token, milliseconds left}: the ticket's run has the call's arguments, or later ones
@@ -34,8 +34,8 @@
 -- The prelude stands here.
 
 local line, place, owner, token, sending_ms, queued_ms = KEYS[2], KEYS[3], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local task, ended, unsent, given, bodies = ARGV[6], ARGV[7], ARGV[8], options(3, 9), {unpack(ARGV, 10 + #ARGV[1])}
-local is_retry, time = given.R, now()
+local task, ended, unsent, given, bodies = ARGV[6], ARGV[7], ARGV[8], options(3, 10), {ARGV[10]}
+local is_retry, time, attempt = given.R, now(), job_of(token)
 local pending, answer = named(line, ':pending'), named(line, ':merged:' .. nonce_of(owner))
 local queued, claim = redis.call('GET', place), claim_of(pending)
 local job, last, first, due, count, expires =
@@ -54,12 +54,17 @@ if given.M and not is_retry and newest >= tonumber(given.M) then
   return {'merged', tonumber(given.M)}
 end
 
+if is_retry then
+  local id, retries = string.match(attempt, '^(.*)/(%d+)$')
+  bodies = bodies_of(named(line, ':args:' .. id .. '/' .. retries - 1))
+  bodies[math.max(1, #bodies)] = ARGV[10]
+end
 local is_unsent = state_of(queued) == SENDING
 local is_over = is_unsent and is_among(unsent, queued) or is_reserved(queued) and is_among(ended, queued)
 local is_of_place = claim and claim == nonce_of(queued)
 if queued and not is_over and (is_unsent or is_retry or not is_of_place or string.match(queued, '%S+$') ~= task) then
   if is_retry then
-    keep_calls(named(line, ':args:' .. job_of(token)), DAY_MS, 0, bodies, 'number', given.M)
+    keep_calls(named(line, ':args:' .. attempt), DAY_MS, 0, bodies, 'number', given.M)
   end
   return {'outstanding', false, false, queued, redis.call('PTTL', place)}
 end
@@ -91,6 +96,6 @@ if is_merged then
   redis.call('SET', answer, number .. ' ' .. queued, 'PX', MINUTE_MS)
   return {'merged', tonumber(number), queued, tonumber(queued_ms)}
 end
-redis.call('HSET', pending, 'claim', nonce_of(owner), 'job', job_of(token))
+redis.call('HSET', pending, 'claim', nonce_of(owner), 'job', attempt)
 redis.call('SET', place, token, 'PX', sending_ms)
 return {'queued', tonumber(number), math.max(0, math.ceil((due_at - time) / 1000))}

@@ -246,6 +246,15 @@ local function keep_calls(name, ttl, before, bodies, ...)
   redis.call('PEXPIRE', name, ttl)
 end
 
+-- The bodies in the hash `name`; none if there is no such hash.
+local function bodies_of(name)
+  local numbers = {}
+  for number = 1, redis.call('HGET', name, 'bodies') or 0 do
+    numbers[number] = number
+  end
+  return #numbers > 0 and redis.call('HMGET', name, unpack(numbers)) or {}
+end
+
 -- Keep the calls in `hash` as what `job` is given.
 local function grant_calls(line, hash, job)
   redis.call('RENAME', hash, named(line, ':args:' .. job))

@@ -21,6 +21,7 @@ from . import (
     jobs,
     late,
     limits,
+    merging,
     never_start,
     one_job,
     own_lock,
@@ -50,6 +51,7 @@ THEMES = (
     limits,
     pools,
     windows,
+    merging,
 )
 
 

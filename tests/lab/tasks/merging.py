@@ -1,0 +1,48 @@
+"""Tasks whose calls are merged into the message that waits in the queue."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any
+
+from celery import Celery
+
+from tests.lab.gate import spend
+from tests.lab.ledger import Ledger
+
+from .decorator import decorator_of
+
+
+def define(app: Celery, ledger: Ledger) -> None:
+    """Define the tasks of this module."""
+    locked = partial(decorator_of(app), lock_args=["key"], lock_scope="queue", bind=True)
+    late = {"acks_late": True, "reject_on_worker_lost": True}
+
+    for name, options in {
+        "latest": {"lock_arguments": "latest", **late},
+        "latest_early": {"lock_arguments": "latest"},
+        "latest_brief": {"lock_arguments": "latest", "lock_queue_ttl": 1.0},
+        "collected": {"lock_arguments": "all", **late},
+        "debounced": {"lock_arguments": "latest", "lock_debounce": 0.5},
+        "debounced_max": {"lock_arguments": "latest", "lock_debounce": 0.5, "lock_debounce_max": 2.0},
+        "collected_debounced": {"lock_arguments": "all", "lock_debounce": 30.0},
+    }.items():
+
+        @locked(name, **options)
+        def merged(
+            self: Any, key: Any, item: Any = "", seconds: float | str = 0.0, how: str = "", file: str = ""
+        ) -> Any:
+            """End as `how` says: by a failure, a death or a retry; or with the arguments of all calls."""
+            with ledger.run(key, item):
+                spend(seconds)
+                if how == "calls":
+                    return [args[1] for args, _ in self.lock.calls]
+                if how == "dies" and not os.path.exists(file):
+                    open(file, "w").close()
+                    os._exit(9)
+                if how == "retry" and not self.request.retries:
+                    raise self.retry(countdown=float(file or 0))
+                if how == "failure":
+                    raise ValueError(f"{item} fails")
+            return item
