@@ -131,16 +131,12 @@ class Merge(NamedTuple):
     """The ids of the jobs whose publishers were too slow."""
     number: int = 0
     """The number that the call was given before; 0: none."""
-    bodies: tuple[int, ...] = ()
-    """What the run that retries was given; empty for a new call."""
+    is_retry: bool = False
+    """Whether the call is the next attempt of a run, and keeps its number."""
     joins: bool = False
     """Whether the call joins the ticket's calls; else it replaces them."""
     is_early: bool = False
     """Whether the call is due only later."""
-
-    @property
-    def is_retry(self) -> bool:
-        return bool(self.bodies)
 
 
 class Ask(NamedTuple):
@@ -203,13 +199,13 @@ def merge(server: Server, command: Merge, mistakes: Mistakes) -> Effect:
         merges_retry = command.is_retry and Mistake.RETRY_IS_MERGED in mistakes
         is_unsent = is_unsent and Mistake.UNSENT_IS_MERGED_INTO not in mistakes
         if is_unsent or not has_calls or (command.is_retry and not merges_retry):
-            kept = Calls(command.number, command.bodies)
+            kept = Calls(command.number, _bodies(server, command, command.number))
             return Effect(Tag.OUTSTANDING, server.give(command.attempt, kept) if command.is_retry else server)
     keeps_number = command.is_retry and Mistake.RETRY_HAS_A_NEW_NUMBER not in mistakes
     last = max(server.clock, newest, calls.number if calls else 0)
     number = command.number if keeps_number else last + 1
+    bodies = _bodies(server, command, command.number if command.is_retry else number)
     server = server._replace(clock=max(server.clock, number))
-    bodies = command.bodies or (number,)
     is_full = command.joins and calls is not None and len(calls.bodies) >= FULL
     time = Time.EARLY if command.is_early else Time.DUE
     if queued is not None and calls is not None and not is_over and not is_full:
@@ -227,6 +223,17 @@ def merge(server: Server, command: Merge, mistakes: Mistakes) -> Effect:
     place = Key(command.claim, command.attempt, sending=True)
     pending = Calls(number, bodies, command.claim, command.attempt, time)
     return Effect(Tag.QUEUED, server._replace(lock=server.lock._replace(queued=place), pending=pending), number)
+
+
+def _bodies(server: Server, command: Merge, own: int) -> tuple[int, ...]:
+    """The bodies of a call: its own; and those of the run that retries, but for the last one, before it."""
+    given = server.given_to(_before(command.attempt)) if command.is_retry else None
+    return (*(given.bodies[:-1] if given else ()), own)
+
+
+def _before(attempt: Attempt) -> Attempt:
+    """The attempt before this one."""
+    return attempt._replace(retries=attempt.retries - 1)
 
 
 def _is_over(queued: Key | None, command: Merge) -> bool:
@@ -283,7 +290,7 @@ def _calls(server: Server, asked: Acquire) -> Calls | None:
     pending, attempt = server.pending, asked.attempt
     if pending is not None and asked.claim and pending.claim == asked.claim:
         return pending
-    return server.given_to(attempt) or server.given_to(attempt._replace(retries=attempt.retries - 1))
+    return server.given_to(attempt) or server.given_to(_before(attempt))
 
 
 def _refusal(server: Server, calls: Calls | None, number: int) -> Tag | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from celery_redislock.protocol.scripts import Tag
 from celery_redislock.protocol.tokens import Attempt
@@ -179,7 +179,7 @@ class World(NamedTuple):
         publishers = tuple(sorted([*others, *([new] if new else [])], key=str))
         return self._replace(publishers=publishers, server=server)
 
-    def remember(self, **changes: object) -> World:
+    def remember(self, **changes: Any) -> World:
         return self._replace(history=self.history._replace(**changes))
 
     def spend(self, fault: str) -> World:
@@ -239,8 +239,8 @@ class Steps:
                 yield self._merge(world, one, name)
                 if world.faults.may("lost_replies"):
                     after = self._send(world, one.merge)[1].spend("lost_replies")
-                    again = after.turn(one, one._replace(stage=Stage.ASKS))
-                    yield Step(f"{name} asks, the reply is lost", again, (world.server, one.merge))
+                    after = after.turn(one, one._replace(stage=Stage.ASKS))
+                    yield Step(f"{name} asks, the reply is lost", after, (world.server, one.merge))
             case Stage.MERGED:
                 is_last = bool(one.merge.number) and self._makes(Mistake.NO_THIRD_QUESTION)
                 is_last |= self._makes(Mistake.NO_SECOND_QUESTION)
@@ -376,7 +376,7 @@ class Steps:
 
     def _retry(self, world: World, run: Run) -> Step:
         attempt = run.attempt._replace(retries=1)
-        merge = Merge(world.fresh("h"), attempt, number=run.number, bodies=run.bodies, joins=self.scenario.joins)
+        merge = Merge(world.fresh("h"), attempt, number=run.number, is_retry=True, joins=self.scenario.joins)
         retry, job = Publisher(merge, run=run.nonce), attempt.task_id
         after = world.put(run._replace(phase=Phase.RETRIES))
         if job in world.history.retried and Excuse.PUBLISHED_TWICE in self.excuses:

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from celery_redislock.connection.connect import connect
 from promises import Excuse, Promise
+from tests.lab.servers import Valkey
 
-from .merging import Mistake, Time
+from .merging import Command, Mistake, Server, Time
 from .merging_explore import (
     COLLECTED,
     COPIES,
@@ -26,6 +28,7 @@ from .merging_explore import (
     Exploration,
     explore,
 )
+from .merging_real import Keys, follow, plain, small_acquires, small_merges
 from .merging_world import Phase, Stage
 
 pytestmark = pytest.mark.timeout(300)
@@ -111,3 +114,39 @@ SIGHTS = {
     "a note": lambda world: bool(world.server.lock.notes),
     "a marked key": lambda world: any(key.marked for key in world.server.lock.keys),
 }
+
+
+# The Lua scripts do what the model says, for every command in every state that an exploration has met.
+
+
+@pytest.fixture(scope="module")
+def pairs(explorations) -> list[tuple[Server, Command]]:
+    asked = {pair for found in explorations.values() for pair in found.asked}
+    return sorted({plain(server, command) for server, command in asked}, key=repr)
+
+
+@pytest.fixture
+def keys(locks: Valkey) -> Iterator[Keys]:
+    client = connect(locks.url(), {})
+    yield Keys(client)
+    client.close()
+
+
+def test_every_command_answers_and_leaves_what_the_model_says(pairs, keys):
+    for server, command in pairs:
+        follow(keys, server, command)
+
+
+def test_every_merge_does_so_on_every_place(keys):
+    for server, command in small_merges():
+        follow(keys, server, command)
+
+
+def test_every_merge_gives_a_greater_number_though_the_clock_was_set_back(keys):
+    for server, command in small_merges()[::7]:
+        follow(keys, server, command, is_clock_behind=True)
+
+
+def test_every_acquire_does_so_whatever_its_attempt_was_given(keys):
+    for server, command in small_acquires():
+        follow(keys, server, command)
