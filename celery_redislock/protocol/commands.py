@@ -68,6 +68,7 @@ def merge(key: str, token: Token, ttl: float, queued_ttl: float, passed: Passed,
     names = keys_of(key)
     given = {
         "A": "1" if call.joins else None,
+        "V": _ms(call.due_in) if call.due_in else None,
         "E": None if call.expires_in is None else _ms(call.expires_in),
         "B": None if call.debounce is None else _ms(call.debounce),
         "X": None if call.debounce_max is None else _ms(call.debounce_max),
@@ -76,10 +77,9 @@ def merge(key: str, token: Token, ttl: float, queued_ttl: float, passed: Passed,
     }
     options = {letter: value for letter, value in given.items() if value is not None}
     ended, _, unsent = (_ids(ids) for ids in passed)
-    due_in = str(int(call.due_in * 1000))
-    values = ("".join(options), token.owner, token.value, _ms(ttl), _ms(queued_ttl), token.task_field, ended, unsent)
-    keys = (key, names.line, names.queued)
-    return Command(scripts.MERGE, keys, (*values, due_in, call.body, *options.values()))
+    values: tuple[Text, ...] = (token.owner, token.value, _ms(ttl), _ms(queued_ttl), token.task_field, ended, unsent)
+    values = ("".join(options), *values, call.body, *options.values())
+    return Command(scripts.MERGE, (key, names.line, names.queued), values)
 
 
 def release(

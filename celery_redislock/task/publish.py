@@ -294,10 +294,10 @@ class Publication:
         while not isinstance(found := self._ask(passed), Reserved):
             if isinstance(found, Merged):
                 merged = Answer(found.info(key), how="merged") if found.ticket else merged
-                if merged is None or passed.ended or not ended(merged.job):
+                if merged is None or found.ticket is None or not ended(merged.job):
                     return merged
                 # The job may have ended without a run, so that the merged arguments get none.
-                passed = passed._replace(ended=frozenset({str(merged.job.task_id)}))
+                passed = passed._replace(ended=passed.ended | {str(merged.job.task_id)})
                 self._call = self._call and self._call._replace(number=found.number)
                 continue
             if self._call and self._call.is_retry:

@@ -17,7 +17,7 @@ import pytest
 
 from celery_redislock.protocol import commands, scripts
 from celery_redislock.protocol.names import Demand, keys_of
-from celery_redislock.protocol.scripts import NOTE_TTL, Claim, Command, Note, Passed, Tag
+from celery_redislock.protocol.scripts import NOTE_TTL, Call, Claim, Command, Note, Passed, Tag
 from celery_redislock.protocol.tokens import RESERVED, known_by
 from tests.house.imports import GRAPH, MODULES, PACKAGE, imported
 
@@ -185,7 +185,8 @@ def test_a_scripts_header_names_what_its_body_uses_and_no_more(name: str) -> Non
     tested = re.findall(r"\bARGV\[1\] == '(\w+)'", fast) if options else []
     optional = {place for letters in tested for place in places(letters, required).values()}
     assert arguments_in(fast) - optional <= set(required), "a fast path reads only the options for which it has tested"
-    assert arguments_in(fast) - optional | arguments_in(rest) == set(required)
+    letters = {"ARGV[1]"} if "options(" in rest else set()
+    assert arguments_in(fast) - optional | arguments_in(rest) | letters == set(required)
     assert set("".join(tested)) <= set(options)
     assert set(re.findall(r"\bgiven\.(\w+)", body)) == set(options)
     assert len(set(options)) == len(options)
@@ -235,6 +236,14 @@ MEANT = {
     "Q": "Q",
     "w": WINDOW,
     "D": "60000",
+    "M": "7",
+    "a": "what was given",
+    "A": "1",
+    "V": "5000",
+    "E": "6000",
+    "B": "7000",
+    "X": "8000",
+    "R": "1",
 }
 
 
@@ -243,7 +252,12 @@ def with_each(make: Callable[..., Command], **choices: Sequence[Any]) -> list[Co
     return [make(**dict(zip(choices, chosen, strict=True))) for chosen in itertools.product(*choices.values())]
 
 
-NOTES = [None, Note("a note", 2.0), Note("a note", 2.0, in_any_case=True)]
+NOTES = [
+    None,
+    Note("a note", 2.0),
+    Note("a note", 2.0, in_any_case=True),
+    Note("a note", 2.0, given="what was given"),
+]
 SENT = {
     "acquire": with_each(
         functools.partial(commands.acquire, token=RUN, lease=1.0),
@@ -252,7 +266,14 @@ SENT = {
         fence=[False, True],
         call=[None, b"a call"],
         claim=[None, Claim(LEFT.nonce, 3.0)],
+        number=[None, 7],
     ),
+    "merge": [
+        commands.merge(KEY, LEFT, 1.0, 2.0, Passed(), Call(b"a body", *about))
+        for about in itertools.product(
+            [False, True], [0.0, 5.0], [None, 6.0], [None, 7.0], [None, 8.0], [0, 7], [False, True]
+        )
+    ],
     "reserve": with_each(
         functools.partial(commands.reserve, KEY, LEFT, 1.0, Passed()), in_queue=[False, True], window=[None, 60.0]
     ),

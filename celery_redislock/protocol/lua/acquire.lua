@@ -16,8 +16,8 @@
 -- g key    the note saying that the claim is no longer needed; given with C, if the capacity is above 1
 -- G value  how long that note lives, in milliseconds
 -- S value  the capacity: the caller gets no free permit with a higher number; given only if it is above 1
--- M value  the number of the message's call, with which others may have been merged; empty: a newer call does not
---          replace it
+-- M value  the number that the call was given before; empty: no newer call replaces it. Given only if calls may have
+--          been merged into the caller's message
 --
 -- Returns granted: permit 1 holds the token for the lease
 --         {granted, number, fence if asked for}: the permit with this number does
@@ -25,7 +25,7 @@
 --         given in place of its message's arguments
 --         {due, milliseconds, server's clock in microseconds}: the run is to begin only then; given only with M
 --         {superseded, task id}: a run with a newer call has begun; given only with M
---         {expired}: the merged calls have expired; given only with M
+--         expired: the merged calls have expired; given only with M
 --         finished: the caller's attempt has already ended in another execution
 --         {conflict, ...}, as `refused` in the prelude: no permit is free, or the free ones are kept for waiters
 --         {copy, ...}: the same, with one holder: the caller's attempt runs with that permit, and must not get another
@@ -121,10 +121,11 @@ end
 -- The reply if the run must not begin now, or never; nil if it may begin.
 local function refusal()
   local newest, id = newest_of(line)
-  local due, expires = unpack(calls and redis.call('HMGET', calls, 'due', 'expires') or {})
-  local is_pending, time = calls == named(line, ':pending'), now()
-  if is_pending and (tonumber(expires) or math.huge) <= time then return {'expired'} end
-  if is_pending and tonumber(due) > time then return {'due', math.ceil((due - time) / 1000), time} end
+  if calls == named(line, ':pending') then
+    local due, expires = unpack(redis.call('HMGET', calls, 'due', 'expires'))
+    if (tonumber(expires) or math.huge) <= now() then return {'expired'} end
+    if ms_until(due) > 0 then return {'due', ms_until(due), now()} end
+  end
   if is_replaceable and tonumber(number) < newest then return {'superseded', id} end
 end
 
@@ -134,7 +135,7 @@ if job then
   local reply = not mine and refusal()
   if reply then
     if reply[1] ~= 'due' and place and is_owned_by(claim, redis.call('GET', place)) then
-      redis.call('DEL', place)  -- now: nothing may be merged into a message that does not run
+      redis.call('DEL', place)  -- at once: nothing may be merged into a message that does not run
     end
     give_back_all_but(nil)
     return reply

@@ -1,26 +1,26 @@
 -- Take the place in the queue for a message that a publisher is about to send, the ticket; or merge the publisher's call
 -- into the ticket that has the place, so that nothing is sent. The calls that a ticket stands for wait in ":pending".
 --
--- KEYS[1]   the key of the lock
--- KEYS[2]   the line of rooms that wait for the lock
--- KEYS[3]   the place of the one message that may wait in the queue
--- ARGV[1]   the letters of the options that are given
--- ARGV[2]   the owner in the reservation's token: its first part
--- ARGV[3]   the token of the reservation
--- ARGV[4]   how long the place is reserved until the message is sent, in milliseconds
--- ARGV[5]   how long it is reserved after that
--- ARGV[6]   the last field of that token: the task
--- ARGV[7]   ids of jobs whose end the publisher's caller may have seen; spelled as for reserve.lua
--- ARGV[8]   ids of jobs whose publishers have taken too long; same form
--- ARGV[9]   in how many milliseconds the call is due
--- ARGV[10]  the call's body
--- A value   anything: the call joins the ticket's calls; otherwise it replaces them
--- E value   in how many milliseconds the call expires
--- B value   the debounce in milliseconds: the ticket is due that long after its last call
--- X value   its maximum in milliseconds: the ticket is due at most that long after its first call
--- M value   the number that the call was given before
--- R value   anything: the call is the next attempt of a run and keeps its number, given with M, and the run's earlier
---           calls. If others have the place, its calls are kept for it all the same
+-- KEYS[1]  the key of the lock
+-- KEYS[2]  the line of rooms that wait for the lock
+-- KEYS[3]  the place of the one message that may wait in the queue
+-- ARGV[1]  the letters of the options that are given
+-- ARGV[2]  the owner in the reservation's token: its first part
+-- ARGV[3]  the token of the reservation
+-- ARGV[4]  how long the place is reserved until the message is sent, in milliseconds
+-- ARGV[5]  how long it is reserved after that
+-- ARGV[6]  the last field of that token: the task
+-- ARGV[7]  ids of jobs whose end the publisher's caller may have seen; spelled as for reserve.lua
+-- ARGV[8]  ids of jobs whose publishers have taken too long; same form
+-- ARGV[9]  the call's body
+-- A value  anything: the call joins the ticket's calls; otherwise it replaces them
+-- V value  in how many milliseconds the call is due
+-- E value  in how many milliseconds the call expires
+-- B value  the debounce in milliseconds: the ticket is due that long after its last call
+-- X value  its maximum in milliseconds: the ticket is due at most that long after its first call
+-- M value  the number that the call was given before
+-- R value  anything: the call is the next attempt of a run and keeps its number, given with M, and the run's earlier
+--          calls. If others have the place, its calls are kept for it all the same
 --
 -- Returns {queued, number, milliseconds until the ticket is due}: the place is reserved
 --         {merged, number, ticket's token, milliseconds left}: the ticket's run has the call's arguments, or later ones
@@ -33,31 +33,34 @@
 
 -- The prelude stands here.
 
-local line, place, owner, token, sending_ms, queued_ms = KEYS[2], KEYS[3], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local task, ended, unsent, given, bodies = ARGV[6], ARGV[7], ARGV[8], options(3, 10), {ARGV[10]}
-local is_retry, time, attempt = given.R, now(), job_of(token)
+local _, line, place, owner, token = KEYS[1], KEYS[2], KEYS[3], ARGV[2], ARGV[3]
+local sending_ms, queued_ms, task, ended, unsent = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8]
+local body, given, time, attempt = ARGV[9], options(3, 9), now(), job_of(token)
+local is_retry, bodies = given.R, {body}
 local pending, answer = named(line, ':pending'), named(line, ':merged:' .. nonce_of(owner))
 local queued, claim = redis.call('GET', place), claim_of(pending)
 local job, last, first, due, count, expires =
   unpack(claim and redis.call('HMGET', pending, 'job', 'number', 'first', 'due', 'count', 'expires') or {})
 
 if claim == nonce_of(owner) and is_owned_by(owner, queued) then
-  return {'queued', tonumber(last), math.max(0, math.ceil((due - time) / 1000))}
+  return {'queued', tonumber(last), ms_until(due)}
 end
 local answered = not given.M and redis.call('GET', answer)
 if answered then
   local number, ticket = string.match(answered, '^(%d+) (.*)$')
   return {'merged', tonumber(number), ticket, redis.call('PTTL', place)}
 end
-local newest = newest_of(line)
-if given.M and not is_retry and newest >= tonumber(given.M) then
+local newest, newest_id = newest_of(line)
+-- If calls are collected, a newer one stands in for this one only if both were merged into the same job.
+local is_certain = not given.A or string.find(ended, ' ' .. (newest_id or '') .. ' ', 1, true)
+if given.M and not is_retry and newest >= tonumber(given.M) and is_certain then
   return {'merged', tonumber(given.M)}
 end
 
 if is_retry then
   local id, retries = string.match(attempt, '^(.*)/(%d+)$')
   bodies = bodies_of(named(line, ':args:' .. id .. '/' .. retries - 1))
-  bodies[math.max(1, #bodies)] = ARGV[10]
+  bodies[math.max(1, #bodies)] = body
 end
 local is_unsent = state_of(queued) == SENDING
 local is_over = is_unsent and is_among(unsent, queued) or is_reserved(queued) and is_among(ended, queued)
@@ -81,7 +84,7 @@ local number = is_retry and given.M or whole(math.max(time, (last or 0) + 1, new
 if not is_merged then
   first, due, count, expires = whole(time), 0, 0, 0
 end
-local due_at, ends = time + ARGV[9] * 1000, given.E and whole(time + given.E * 1000) or ''
+local due_at, ends = time + (given.V or 0) * 1000, given.E and whole(time + given.E * 1000) or ''
 if given.B then
   due_at = math.max(due_at, math.min(time + given.B * 1000, first + (given.X or math.huge) * 1000))
 end
@@ -98,4 +101,4 @@ if is_merged then
 end
 redis.call('HSET', pending, 'claim', nonce_of(owner), 'job', attempt)
 redis.call('SET', place, token, 'PX', sending_ms)
-return {'queued', tonumber(number), math.max(0, math.ceil((due_at - time) / 1000))}
+return {'queued', tonumber(number), ms_until(due_at)}

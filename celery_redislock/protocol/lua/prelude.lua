@@ -99,6 +99,11 @@ local function whole(number)
   return string.format('%.0f', number)
 end
 
+-- Milliseconds until `moment`, by the server's clock in microseconds; 0 if it has passed.
+local function ms_until(moment)
+  return math.max(0, math.ceil((moment - now()) / 1000))
+end
+
 -- The capacity that the waiters with the token `room` asked for. A room stands in line once for each capacity.
 local function capacity_of(room)
   return tonumber(string.match(room, ' (%d+)$') or 1)

@@ -9,11 +9,11 @@
 -- n key    the note of the caller's attempt; given only if the attempt is over
 -- N value  how long that note lives, in milliseconds
 -- U value  anything: a copy may be waiting unseen, so write the note even if no copy was seen
+-- a key    what the run was given; given only if no copy or later attempt needs it
 -- g key    the note saying that a claim is no longer needed: the caller's own, given with G, or that of K
 -- G value  how long that note lives, in milliseconds; given only if the key may still be handed over to the caller
 -- p key    the place of the one message that may wait in the queue; given only if it may be reserved for the caller. The
 --          calls that were merged into that message get no run
--- a key    what the run was given; given only if no copy or later attempt needs it
 -- w key    the window of the caller's job; given, with p, only if the job does not run, so that the window closes
 -- K value  the token that the permit holds next; given only to hand the permit over or let it cool down
 -- T value  how long the permit holds that token, in milliseconds; empty: forever
