@@ -31,7 +31,6 @@ MOST_CALLS = 100
 #: How far the numbers of the model are from the server's clock, in microseconds.
 FAR = 10**9
 NAMES = keys_of(KEY)
-STEM = KEY
 
 
 class State(NamedTuple):
@@ -130,14 +129,14 @@ class Keys(keys_of_model.Keys):
             elif kind == "merged":
                 number, _, ticket = self.client.get(name).decode().partition(" ")
                 merged[rest] = self.number(number, new), ticket
-        pending, newest = None, self.client.get(f"{KEY}:newest")
+        pending, newest, found = None, None, self.client.get(f"{KEY}:newest")
         if NAMES.pending in names:
             number, bodies, fields = self.calls(NAMES.pending, new)
             time = Time.EARLY if int(fields["due"]) > self.now() else Time.DUE
             time = Time.EXPIRED if fields["expires"] else time
             pending = fields["claim"], fields["job"], number, bodies, time
-        if newest:
-            number, _, job = newest.decode().partition(" ")
+        if found:
+            number, _, job = found.decode().partition(" ")
             newest = self.number(number, new), job
         return State(key, queued, {name for name in names if ":note:" in name}, pending, given, newest, merged)
 
@@ -249,7 +248,9 @@ A, B, C = (Attempt(name, 0, 0) for name in "abc")
 
 def small_merges() -> list[tuple[Server, Command]]:
     """Every merge on every place with every calls: the explorations do not meet all of them."""
-    jobs = [Key(claim, attempt, sending=sending) for claim, attempt in (("h1", A), ("h9", C)) for sending in (0, 1)]
+    jobs = [
+        Key(claim, attempt, sending=sending) for claim, attempt in (("h1", A), ("h9", C)) for sending in (False, True)
+    ]
     pending = [
         Calls(4, bodies, claim, attempt) for claim, attempt in (("h1", A), ("h9", C)) for bodies in ((4,), (3, 4))
     ]
@@ -258,7 +259,11 @@ def small_merges() -> list[tuple[Server, Command]]:
     retried = Attempt("c", 1, 0)
     asked = [
         *(Merge("h9", C, joins=joins, is_early=is_early) for joins in (False, True) for is_early in (False, True)),
-        *(Merge("h9", C, ended=frozenset({"a"}), number=number, joins=joins) for number in (0, 3) for joins in (0, 1)),
+        *(
+            Merge("h9", C, ended=frozenset({"a"}), number=number, joins=joins)
+            for number in (0, 3)
+            for joins in (False, True)
+        ),
         Merge("h9", C, unsent=frozenset({"a"})),
         *(Merge("h9", retried, number=2, is_retry=True, joins=joins) for joins in (False, True)),
     ]
@@ -291,7 +296,6 @@ def small_acquires() -> list[tuple[Server, Command]]:
     ]
     asked = [
         Ask(Acquire("n1", mine, reads_note, claim=claim), number)
-        for number in (None, 0, 2)
-        for reads_note, claim in ((False, "h1"), (True, ""))
+        for reads_note, claim, number in ((False, "h1", 2), (True, "", 2), (True, "h1", 0))
     ]
     return list(itertools.product(states, asked))

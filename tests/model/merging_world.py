@@ -176,7 +176,7 @@ class World(NamedTuple):
         others, server = [one for one in self.publishers if one != old], self.server
         if new is None:
             server = server._replace(merged=frozenset(one for one in server.merged if one[0] != old.merge.claim))
-        publishers = tuple(sorted([*others, *([new] if new else [])], key=str))
+        publishers = tuple(sorted([*others, *([new] if new else [])], key=lambda one: one.merge.claim))
         return self._replace(publishers=publishers, server=server)
 
     def remember(self, **changes: Any) -> World:
