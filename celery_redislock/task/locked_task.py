@@ -198,9 +198,12 @@ class LockedTask(LockAttributes, BaseTask):
         self, request: Context | None = None, args: Any = None, kwargs: Any = None, queue: Any = None, **options: Any
     ) -> Signature[Any]:
         """The signature that `self.retry()` sends to run `request` again. It keeps the lock options of the call."""
-        kept = Header.read(getattr(self.request if request is None else request, HEADER, None)).options or {}
-        options = {**{f"lock_{name}": value for name, value in kept.items()}, **options}
-        return super().signature_from_request(request, args, kwargs, queue, **options)
+        header = Header.read(getattr(self.request if request is None else request, HEADER, None))
+        options = {**{f"lock_{name}": value for name, value in (header.options or {}).items()}, **options}
+        signature = super().signature_from_request(request, args, kwargs, queue, **options)
+        if header.number:  # for `send_in_hook`
+            signature.options["headers"] = {**(signature.options.get("headers") or {}), HEADER: header.wire}
+        return signature
 
     def before_start(self, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the lock, or end the run as the options say."""

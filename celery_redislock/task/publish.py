@@ -170,6 +170,10 @@ class Publication:
         """
         attempt = lost_before(self._options)
         if attempt is None:
+            # The next attempt of a lost run is given what the run was given.
+            if self._options.get("retries"):
+                lost = Header.read((self._options.get("headers") or {}).get(HEADER))
+                self._header = self._header._replace(number=lost.number)
             return self.send()
         self._header = attempt.header(self._header)
         result = self.send()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from celery import states
+from celery import Task, states
 from celery.exceptions import TaskRevokedError
 
 from tests.conftest import on_every_broker
@@ -84,6 +84,17 @@ class TestLatest:
         assert (later.id, later.duplicate) == (first.id, True)
         assert first.get(timeout=PATIENCE) == "later"
         assert ledger.items() == ["first", "later"]
+
+    @pytest.mark.skipif(not hasattr(Task, "retry_on_worker_lost"), reason="retry_on_worker_lost came with Celery 5.7")
+    def test_the_retry_that_celery_publishes_for_a_lost_run_has_equal_arguments(
+        self, tasks, held, ledger, gate, tmp_path
+    ):
+        held(tasks.latest_again)
+        for number in range(3):
+            result = tasks.latest_again.delay("k", number, 0, "dies", str(tmp_path / "died"))
+        gate.open()
+        assert result.get(timeout=PATIENCE) == 2
+        assert ledger.items() == ["holder", "2", "2"]
 
 
 class TestAll:

@@ -21,6 +21,7 @@ def define(app: Celery, ledger: Ledger) -> None:
 
     for name, options in {
         "latest": {"lock_arguments": "latest", **late},
+        "latest_again": {"lock_arguments": "latest", "retry_on_worker_lost": True, "default_retry_delay": 0},
         "latest_early": {"lock_arguments": "latest"},
         "latest_brief": {"lock_arguments": "latest", "lock_queue_ttl": 1.0},
         "collected": {"lock_arguments": "all", **late},
