@@ -60,7 +60,7 @@ NEEDED_IN = {Excuse.PUBLISHED_TWICE: (RETRIED_TWICE, Promise.LATEST)}
 
 @pytest.fixture(scope="module")
 def explorations() -> Iterator[dict[str, Exploration]]:
-    """All scenarios, by their names, under the true rules. The garbage collector does not look at them: see conftest."""
+    """All scenarios, by their names, under the true rules; not for the garbage collector to look at: see conftest."""
     gc.disable()
     try:
         made = {scenario.name: explore(scenario) for scenario in SCENARIOS}
