@@ -23,6 +23,8 @@ class Promise(Enum):
     SERVED_ANEW = "A caller that has seen a run end is not answered with that run, and not skipped because of it"
     ANSWERED = "A publish is answered only with a job that its caller can wait for"
     ONE_JOB = "While a job is queued, waiting or running, no second one is sent"
+    LATEST = "An accepted call is followed by a run with its arguments or later ones"
+    NOT_STALE = "The numbers of bodies that have begun never fall"
     ONE_IN_WINDOW = "Within `lock_window` of a publish, no second job is sent"
     RESERVED = "A key is reserved for one message, and only while that message may still come"
     ENDS = "Every message that waits can still run, whatever has happened"

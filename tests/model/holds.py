@@ -58,7 +58,9 @@ class Words:
     """Makes the commands of the model, as `protocol.commands` makes those of the code."""
 
     @staticmethod
-    def acquire(demand: Demand, token: Any, lease: float, *, note: Any, fence: bool, call: Any, claim: Any) -> Acquire:
+    def acquire(
+        demand: Demand, token: Any, lease: float, *, note: Any, fence: bool, call: Any, claim: Any, number: int | None
+    ) -> Acquire:
         called = (call.room, demand.capacity, call.rank, call.number) if call else ("", demand.capacity, 0, 0)
         nonce = "" if claim is None else claim.nonce
         return Acquire(token.nonce, token.attempt, note is not None, *called, token.times, nonce)

@@ -26,6 +26,8 @@ PROMISES = (
     Promise.NOT_IDLE,
     Promise.SERVED,
 )
+#: The promises of merged calls, which have a small model of their own.
+OF_MERGED_CALLS = (Promise.LATEST, Promise.NOT_STALE)
 #: The excuses that the model needs. A test shows that it needs each of them.
 EXCUSES = (
     Excuse.ACKED_EARLY,

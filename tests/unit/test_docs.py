@@ -11,7 +11,9 @@ from typing import NamedTuple
 import pytest
 
 from promises import Excuse
-from tests.model.rules import EXCUSES, PROMISES, Mistake
+from tests.model.merging import Mistake as MistakeOfMerging
+from tests.model.merging_explore import SCENARIOS as OF_MERGING
+from tests.model.rules import EXCUSES, OF_MERGED_CALLS, PROMISES, Mistake
 from tests.model.scenarios import SCENARIOS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -197,6 +199,10 @@ def test_the_numbers_of_the_model_are_the_models() -> None:
     assert "seventeen promises" in text
     assert f"each of {len(Mistake)} known mistakes" in text
     assert f"each of its {len(EXCUSES)} excuses" in text
+    assert (len(OF_MERGING), len(OF_MERGED_CALLS)) == (10, 2)
+    assert "Its ten scenarios" in text
+    assert "the two promises of merged calls" in text
+    assert f"each of {len(MistakeOfMerging)} mistakes" in text
 
 
 def test_what_the_model_leaves_out_is_named_with_the_test_that_stands_in() -> None:

@@ -1,0 +1,301 @@
+"""The real scripts beside the commands of merged calls: a state is put onto a real server, and read back.
+
+As in `real`. A number of the model is a time of the server's clock in microseconds, which is long past; or it is still
+to come, as if the clock had been set back.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, NamedTuple
+
+from celery_redislock.protocol import commands
+from celery_redislock.protocol.names import Demand, keys_of
+from celery_redislock.protocol.replies import Granted, Merged
+from celery_redislock.protocol.scripts import Call, Note, Passed, Tag
+from celery_redislock.protocol.scripts import Claim as ClaimOfMessage
+from celery_redislock.protocol.scripts import Command as SentCommand
+from celery_redislock.protocol.tokens import Attempt
+
+from . import real as keys_of_model
+from .commands import Acquire, GiveUp, Release, Renew
+from .merging import FULL, Ask, Calls, Command, Effect, End, Merge, Server, Time, apply
+from .real import KEY, NEW_LEASE, OLD_LEASE, QUEUED, note, owner, real
+from .server import Key
+from .server import Server as Lock
+
+#: The time to live of the place once its message has been sent, and when a call is due that is early, in seconds.
+SENT_LEASE, EARLY = 200.0, 60.0
+#: With how many calls the scripts take a ticket for full.
+MOST_CALLS = 100
+#: How far the numbers of the model are from the server's clock, in microseconds.
+FAR = 10**9
+NAMES = keys_of(KEY)
+
+
+class State(NamedTuple):
+    """What a real server knows of merged calls, in the words of the model."""
+
+    key: str | None
+    queued: str | None
+    notes: set[str]
+    pending: tuple[str, str, int, tuple[int, ...], Time] | None
+    given: dict[str, tuple[int, tuple[int, ...]]]
+    newest: tuple[int, str] | None
+    merged: dict[str, tuple[int, str]]
+
+
+class Keys(keys_of_model.Keys):
+    """Puts the states of the model onto a real server, and reads them back."""
+
+    base = 0
+    """The number 0 of the model."""
+
+    def put(self, server: Server, *, joins: bool, is_clock_behind: bool) -> None:
+        """Have the server in this state. Where calls are collected, the last two make a ticket full."""
+        super().set_up(server.lock)
+        now = self.now()
+        self.base = now + (FAR if is_clock_behind else -FAR)
+        pipe = self.client.pipeline(transaction=False)
+        if server.pending:
+            calls = server.pending
+            before = MOST_CALLS - FULL if joins else 0
+            due = now + int(EARLY * 1e6) if calls.time is Time.EARLY else now - 1
+            fields = {
+                "claim": real(calls.claim),
+                "job": calls.attempt.job,
+                "first": now,
+                "due": due,
+                "expires": now - 1 if calls.time is Time.EXPIRED else "",
+                "count": before + len(calls.bodies),
+                **self.fields(calls, before),
+            }
+            pipe.hset(NAMES.pending, mapping=fields)
+            pipe.expire(NAMES.pending, 60)
+        for attempt, calls in server.given:
+            pipe.hset(NAMES.given(attempt.job), mapping=self.fields(calls, 0))
+            pipe.expire(NAMES.given(attempt.job), 60)
+        if server.newest[0]:
+            pipe.set(f"{KEY}:newest", f"{self.base + server.newest[0]} {server.newest[1]}", ex=60)
+        for claim, number, ticket in server.merged:
+            pipe.set(f"{KEY}:merged:{real(claim)}", f"{self.base + number} {self.value(ticket)}", ex=60)
+        pipe.execute()
+
+    def fields(self, calls: Calls, before: int) -> dict[str, Any]:
+        bodies = ["before"] * before + [str(body) for body in calls.bodies]
+        numbered = {str(number): body for number, body in enumerate(bodies, 1)}
+        return {"number": self.base + calls.number, "bodies": len(bodies), **numbered}
+
+    def now(self) -> int:
+        seconds, microseconds = self.client.time()
+        return int(seconds) * 1_000_000 + int(microseconds)
+
+    def send(self, command: Command) -> SentCommand:
+        """What the code sends for `command`."""
+        match command:
+            case Merge(claim, attempt, ended, unsent, number):
+                call = Call(
+                    str(number).encode() if command.is_retry else b"new",
+                    *(command.joins, EARLY if command.is_early else 0.0),
+                    number=self.base + number if number else 0,
+                    is_retry=command.is_retry,
+                )
+                passed = Passed(ended, frozenset(), unsent)
+                return commands.merge(KEY, self.sending(claim, attempt), NEW_LEASE, SENT_LEASE, passed, call)
+            case Ask(Acquire(nonce, attempt, reads_note) as asked, number):
+                return commands.acquire(
+                    *(Demand(KEY), self.token(nonce, attempt), NEW_LEASE),
+                    note=note(attempt) if reads_note else None,
+                    claim=ClaimOfMessage(real(asked.claim), NEW_LEASE) if asked.claim else None,
+                    number=self.base + number if number else number,
+                )
+            case End(Release(nonce, attempt, unseen_copy), over):
+                given = NAMES.given(over.job) if over else None
+                left = Note(note(attempt), in_any_case=unseen_copy, given=given) if attempt else None
+                return commands.release(Demand(KEY), owner(nonce).owner, left)
+            case _:
+                return super().sent(command)
+
+    def look(self, new: int) -> State:
+        """What the server knows now. All must have a time to live. `new` is what the model calls a new number."""
+        names = [name.decode() for name in self.client.keys("*")]
+        assert all(self.client.pttl(name) > 0 for name in names), names
+        key, queued = (value and value.decode() for value in self.client.mget(KEY, QUEUED))
+        given, merged = {}, {}
+        for name in names:
+            kind, _, rest = name.removeprefix(KEY).removeprefix(":").partition(":")
+            if kind == "args":
+                given[rest] = self.calls(name, new)[:2]
+            elif kind == "merged":
+                number, _, ticket = self.client.get(name).decode().partition(" ")
+                merged[rest] = self.number(number, new), ticket
+        pending, newest, found = None, None, self.client.get(f"{KEY}:newest")
+        if NAMES.pending in names:
+            number, bodies, fields = self.calls(NAMES.pending, new)
+            time = Time.EARLY if int(fields["due"]) > self.now() else Time.DUE
+            time = Time.EXPIRED if fields["expires"] else time
+            pending = fields["claim"], fields["job"], number, bodies, time
+        if found:
+            number, _, job = found.decode().partition(" ")
+            newest = self.number(number, new), job
+        return State(key, queued, {name for name in names if ":note:" in name}, pending, given, newest, merged)
+
+    def calls(self, name: str, new: int) -> tuple[int, tuple[int, ...], dict[str, str]]:
+        fields = {field.decode(): value.decode() for field, value in self.client.hgetall(name).items()}
+        bodies = [fields[str(number)] for number in range(1, int(fields["bodies"]) + 1)]
+        of_model = (new if body == "new" else int(body) for body in bodies if body != "before")
+        return self.number(fields["number"], new), tuple(of_model), fields
+
+    def number(self, value: str | int, new: int) -> int:
+        """What the model calls a number of the server: a small one, or a new one that is the server's clock."""
+        number = int(value) - self.base
+        if abs(number) < FAR // 2:
+            return number
+        assert 0 <= self.now() - int(value) < FAR // 2, value
+        return new
+
+    def of_model(self, server: Server) -> State:
+        """What the server should know in this state."""
+        key, calls = server.lock.permits[0], server.pending
+        return State(
+            key and self.value(key),
+            server.lock.queued and self.value(server.lock.queued),
+            {note(attempt) for attempt in server.lock.notes},
+            calls and (real(calls.claim), calls.attempt.job, calls.number, calls.bodies, calls.time),
+            {attempt.job: (calls.number, calls.bodies) for attempt, calls in server.given},
+            server.newest if server.newest[0] else None,
+            {real(claim): (number, str(self.value(ticket))) for claim, number, ticket in server.merged},
+        )
+
+
+def follow(keys: Keys, server: Server, command: Command, *, is_clock_behind: bool = False) -> None:
+    """Hold the script of `command` against the model, in this state."""
+    server = server._replace(clock=0) if is_clock_behind else server
+    effect = apply(server, command)
+    keys.put(server, joins=isinstance(command, Merge) and command.joins, is_clock_behind=is_clock_behind)
+    reply = keys.store.ask(keys.send(command))[0]
+    story = f"{command} on {server}"
+    assert reply[0] == effect.reply, story
+    if effect.reply in {Tag.QUEUED, Tag.MERGED}:
+        assert keys.number(reply[1], effect.number) == effect.number, story
+    if effect.reply is Tag.MERGED:
+        ticket = Merged.of(reply).ticket
+        assert (ticket and str(ticket)) == (effect.ticket and str(keys.value(effect.ticket))), story
+    if effect.reply is Tag.GRANTED:
+        granted = Granted.of(reply, 0.0)
+        assert granted.calls == tuple(str(body).encode() for body in effect.bodies), story
+        assert (granted.number and keys.number(granted.number, 0)) == (effect.number or 0), story
+    if effect.reply is Tag.SUPERSEDED:
+        assert reply[1] == server.newest[1].encode(), story
+    assert keys.look(effect.number) == keys.of_model(effect.server), story
+    left, longest = keys.client.pttl(QUEUED) / 1000, longest_place(server, command, effect)
+    assert longest / 2 < left <= longest or not effect.server.lock.queued, story
+
+
+def longest_place(server: Server, command: Command, effect: Effect) -> float:
+    """How long the place in the queue may live at most after a command, in seconds."""
+    if effect.reply is Tag.KEPT:
+        return NEW_LEASE
+    if isinstance(command, Merge) and effect.server != server and effect.reply is not Tag.OUTSTANDING:
+        return SENT_LEASE if effect.reply is Tag.MERGED else NEW_LEASE
+    queued = effect.server.lock.queued
+    is_mine = isinstance(command, Ask) and queued is not None and queued.nonce == command.acquire.claim
+    return NEW_LEASE if is_mine and effect.reply is Tag.CONFLICT else OLD_LEASE
+
+
+def plain(server: Server, command: Command) -> tuple[Server, Command]:
+    """The pair with small numbers, and without what the command does not look at: many pairs differ in nothing else."""
+    lock, newest, merged = server.lock, server.newest, frozenset[tuple[str, int, Key]]()
+    mine = {getattr(command, "attempt", None)}
+    match command:
+        case Merge(claim, attempt):
+            lock = Lock(queued=lock.queued)
+            mine = {attempt, attempt._replace(retries=attempt.retries - 1), server.pending and server.pending.attempt}
+            merged = frozenset(one for one in server.merged if one[0] == claim)
+        case Ask(Acquire(_, attempt)):
+            mine = {attempt, attempt._replace(retries=attempt.retries - 1)}
+            lock = lock._replace(notes=lock.notes & {attempt})
+        case End(_, over):
+            mine, newest = {over}, (0, "")
+            server = server._replace(pending=None)
+            lock = lock._replace(queued=None, notes=lock.notes & {over})
+        case GiveUp() | Renew():
+            lock, newest = Lock(queued=lock.queued), (0, "")
+    given = frozenset(one for one in server.given if one[0] in mine)
+    calls = [one for _, one in given] + ([server.pending] if server.pending else [])
+    numbers = {newest[0], getattr(command, "number", 0), *(number for _, number, _ in merged)} - {None}
+    numbers |= {number for one in calls for number in (one.number, *one.bodies)}
+    small = {number: index for index, number in enumerate(sorted(numbers | {0}))}
+
+    def smaller(one: Calls) -> Calls:
+        return one._replace(number=small[one.number], bodies=tuple(small[body] for body in one.bodies))
+
+    if isinstance(command, Merge | Ask) and command.number:
+        command = command._replace(number=small[command.number])
+    after = Server(
+        lock,
+        server.pending and smaller(server.pending),
+        frozenset((attempt, smaller(one)) for attempt, one in given),
+        (small[newest[0]], newest[1]),
+        frozenset((claim, small[number], ticket) for claim, number, ticket in merged),
+        clock=len(small),
+    )
+    return after, command
+
+
+A, B, C = (Attempt(name, 0, 0) for name in "abc")
+
+
+def small_merges() -> list[tuple[Server, Command]]:
+    """Every merge on every place with every calls: the explorations do not meet all of them."""
+    jobs = [
+        Key(claim, attempt, sending=sending) for claim, attempt in (("h1", A), ("h9", C)) for sending in (False, True)
+    ]
+    pending = [
+        Calls(4, bodies, claim, attempt) for claim, attempt in (("h1", A), ("h9", C)) for bodies in ((4,), (3, 4))
+    ]
+    pending.append(Calls(4, (4,), "h1", A, Time.EARLY))
+    answers = [frozenset[tuple[str, int, Key]](), frozenset({("h9", 3, Key("h1", A))})]
+    retried = Attempt("c", 1, 0)
+    asked = [
+        *(Merge("h9", C, joins=joins, is_early=is_early) for joins in (False, True) for is_early in (False, True)),
+        *(
+            Merge("h9", C, ended=frozenset({"a"}), number=number, joins=joins)
+            for number in (0, 3)
+            for joins in (False, True)
+        ),
+        Merge("h9", C, unsent=frozenset({"a"})),
+        *(Merge("h9", retried, number=2, is_retry=True, joins=joins) for joins in (False, True)),
+    ]
+    given = [frozenset[tuple[Attempt, Calls]](), frozenset({(C, Calls(2, (1, 2)))})]
+    states = [
+        Server(Lock(queued=queued), calls, before, newest, merged, clock=9)
+        for queued, calls in itertools.product((None, *jobs), (None, *pending))
+        for newest in ((0, ""), (3, "a"), (7, "b"))
+        for merged, before in ((answers[0], given[0]), (answers[1], given[0]), (answers[0], given[1]))
+    ]
+    return list(itertools.product(states, asked))
+
+
+def small_acquires() -> list[tuple[Server, Command]]:
+    """Every acquire of a numbered message, whatever its attempt was given and whatever waits."""
+    mine, before = Attempt("a", 1, 0), A
+    keys = [None, Key("n1", mine), Key("n2", mine), Key("n2", B)]
+    pending = [Calls(4, (4,), "h1", mine, time) for time in Time]
+    pending += [Calls(4, (3, 4), "h1", mine), Calls(4, (4,), "h2", B)]
+    given = [((), ()), ((mine,), (3,)), ((before,), (2,)), ((mine, before), (3, 2))]
+    states = [
+        Server(
+            *(Lock((key,), frozenset({B}), queued=queued), calls),
+            frozenset((attempt, Calls(number, (1, number))) for attempt, number in zip(*kept, strict=True)),
+            newest,
+        )
+        for key, calls, kept in itertools.product(keys, (None, *pending), given)
+        for queued in (None, Key("h1", mine), Key("h2", B, sending=True))
+        for newest in ((0, ""), (3, "b"), (9, "b"))
+    ]
+    asked = [
+        Ask(Acquire("n1", mine, reads_note, claim=claim), number)
+        for reads_note, claim, number in ((False, "h1", 2), (True, "", 2), (True, "h1", 0))
+    ]
+    return list(itertools.product(states, asked))
