@@ -349,8 +349,11 @@ class Publication:
         server, token, reserved = server_of(self._plan.app), self.hold.token, answer.key
         self._header = self._header._replace(claim=token.nonce, key=key, queued=reserved != key, number=answer.number)
         if self._call is not None:  # the lock server knows when the last call of several expires and is due
-            delay = answer.due_in if answer.due_in >= self._plan.broker.shortest_delay else None
-            self._options = {**self._options, "countdown": delay, "eta": None, "expires": None}
+            # A message that comes too early sleeps in its worker.
+            broker = self._plan.broker
+            delay = max(self._call.due_in, min(answer.due_in, broker.visibility_timeout / 2))
+            countdown = delay if delay >= broker.shortest_delay else None
+            self._options = {**self._options, "countdown": countdown, "eta": None, "expires": None}
         ttl = self._reservation_ttl()
         try:
             result = self.send()

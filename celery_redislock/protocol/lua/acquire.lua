@@ -157,6 +157,7 @@ if not granted then
   end
   if place and is_owned_by(claim, redis.call('GET', place)) then
     redis.call('PEXPIRE', place, given.P)
+    if calls then redis.call('PEXPIRE', calls, given.P + DAY_MS) end
   end
   return refused('conflict', 0, names, values, 1, capacity)
 end
