@@ -267,27 +267,33 @@ def _check_window(task: str, values: Mapping[str, Any], name: Callable[[str], st
 
 def _check_merging(task: str, values: Mapping[str, Any], name: Callable[[str], str]) -> None:
     debounce, longest, arguments = values["debounce"], values["debounce_max"], values["arguments"]
-    if longest is not None and (debounce is None or longest < debounce):
-        than = "without" if debounce is None else f"below {debounce:g} of"
+    if longest is not None and debounce is None:
         raise LockConfigError(
-            f"{task}: {name('debounce_max')} = {longest:g} is not allowed {than} {name('debounce')}: it limits how "
-            "long new calls can put a run off"
+            f"{task}: {name('debounce_max')} = {longest:g} is not allowed without a debounce: it limits how long new "
+            "calls can put a run off; set lock_debounce"
+        )
+    if longest is not None and longest < debounce:
+        raise LockConfigError(
+            f"{task}: {name('debounce_max')} = {longest:g} is not allowed with {name('debounce')} = {debounce:g}: the "
+            "maximum must be at least as long as the debounce"
         )
     if arguments == "first":
         if debounce is not None:
             raise LockConfigError(
-                f"{task}: {name('debounce')} = {debounce:g} is not allowed with {name('arguments')} = 'first': a later "
-                "call must change the message that waits; allowed: 'latest' or 'all'"
+                f"{task}: {name('debounce')} = {debounce:g} is not allowed with {name('arguments')} = 'first', where a "
+                "later call does not change the message that waits; allowed: 'latest' or 'all'"
             )
         return
     refused = f"{task}: {name('arguments')} = {arguments!r} is not allowed with"
     if values["scope"] != "queue":
         where = f"{name('scope')} = {values['scope']!r}"
-        raise LockConfigError(f"{refused} {where}: there is no message to merge calls into; allowed: 'queue'")
+        raise LockConfigError(f"{refused} {where}, where no message waits that calls could join; allowed: 'queue'")
     if values["hold_on_retry"]:
-        raise LockConfigError(f"{refused} {name('hold_on_retry')}: a retry takes the place in the queue instead")
+        raise LockConfigError(f"{refused} {name('hold_on_retry')}: a retry takes the queue slot, not the key")
     if (values["args"], values["key"]) == (None, None):
-        raise LockConfigError(f"{refused} a key of all arguments: only equal calls could be merged; set lock_args")
+        raise LockConfigError(
+            f"{refused} a key of all arguments: only equal calls would be merged; set lock_args or lock_key"
+        )
 
 
 def check_limit(what: str, limit: Any, *, fence: bool) -> int:

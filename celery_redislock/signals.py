@@ -42,9 +42,9 @@ lock_lost = Signal(name="lock_lost", providing_args=["lock", "reason"])
 lock_unavailable = Signal(name="lock_unavailable", providing_args=["key", "error"])
 
 #: A call was merged into a message that waits in the queue, so nothing was sent. Arguments: ``key`` (in Redis),
-#: ``task_id`` (that message's).
+#: ``task_id`` (that of the message).
 lock_merged = Signal(name="lock_merged", providing_args=["key", "task_id"])
 
-#: A run ends as REVOKED because a run with a newer call has begun. Arguments: ``key`` (in Redis), ``task_id`` (that
-#: run's).
+#: A run ends as REVOKED because a run with a newer call has begun. Arguments: ``key`` (in Redis), ``task_id`` (that of
+#: the newer run).
 lock_superseded = Signal(name="lock_superseded", providing_args=["key", "task_id"])

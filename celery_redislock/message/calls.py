@@ -14,7 +14,8 @@ from celery_redislock.errors import LockConfigError
 Arguments = tuple[list[Any], dict[str, Any]]
 #: A call with a longer body, in bytes, is not merged but sent.
 LONGEST_BODY = 65_536
-#: With these, a client that may write to the lock server could run code in the workers.
+#: Serializers that may run code as they read: with them, a client that may write to the lock server could run code in
+#: the workers.
 _UNSAFE = {"pickle", "application/x-python-serialize"}
 
 

@@ -61,7 +61,11 @@ def skip(message: Facts, holder: LockInfo, options: LockOptions) -> Skip:
 
 
 def supersede(message: Message, newer: str | None) -> NoReturn:
-    """End a run whose merged calls have expired, or a run with a newer call than which has begun: task `newer`.
+    """End a run as REVOKED because its merged calls are out of date.
+
+    Args:
+        message: The run's message.
+        newer: The id of the task whose run, with a newer call, has begun; None if the merged calls have expired.
 
     Raises:
         Ended: Always.

@@ -258,16 +258,17 @@ class LockAttributes:
     docs/unique-jobs.md."""
 
     lock_arguments: Arguments
-    """In scope ``"queue"``: with which arguments the queued message runs. ``"first"``, the default: its own.
-    ``"latest"``: those of the last call until it starts. ``"all"``: ``self.lock.calls`` has those of every call. See
-    docs/merging-calls.md."""
+    """In scope ``"queue"``: which arguments the queued message runs with. ``"first"``, the default: its own.
+    ``"latest"``: those of the last call made before it starts. ``"all"``: those of every such call, in
+    ``self.lock.calls``. See docs/merging-calls.md."""
 
     lock_debounce: float | None
     """With `lock_arguments` ``"latest"`` or ``"all"``: run this long after the last call. None, the default: as soon as
     the key is free."""
 
     lock_debounce_max: float | None
-    """However many calls come, run at most this long after the first of them. None, the default: no maximum."""
+    """With `lock_debounce`: run at most this long after the first call, however many follow. None, the default: no
+    maximum."""
 
     lock_queue_ttl: float
     """How long a key stays reserved for a message that does not start, in the scopes ``"job"`` and ``"queue"`` and for

@@ -214,7 +214,7 @@ class Publication:
         return self._take(key) if self.is_unique else self.send()
 
     def _call_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | None:
-        """What may be merged; None if the message keeps its own arguments.
+        """The call, if it may be merged with others; None if its message is sent with its own arguments.
 
         Raises:
             LockConfigError, EncodeError: As in `write_call`.
@@ -411,7 +411,8 @@ if TYPE_CHECKING:
         """The result of `delay` and `apply_async` of a `LockedTask`: Celery's own, with one more attribute."""
 
         duplicate: bool
-        """True if an equal job was already queued or running: nothing was sent, and this is that job's result."""
+        """True if nothing was sent, because an equal job was already queued or running, or because the call was merged
+        into a waiting message. This is the result of that job or message."""
 
 else:
     LockedResult = AsyncResult

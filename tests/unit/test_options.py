@@ -65,6 +65,9 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         hold_on_retry=False,
         cooldown=0.0,
         window=None,
+        arguments="first",
+        debounce=None,
+        debounce_max=None,
         queue_ttl=3600.0,
         on_lost="warn",
         on_outage="retry",
@@ -150,6 +153,10 @@ def test_a_duration_is_any_number_of_seconds(name: str, value: float) -> None:
         ("hold_on_retry", None, "True or False"),
         ("scope", "jobs", "'run' or 'job' or 'queue'; did you mean 'job'?"),
         ("scope", None, "'run' or 'job' or 'queue'"),
+        ("arguments", "lates", "'first' or 'latest' or 'all'; did you mean 'latest'?"),
+        ("arguments", None, "'first' or 'latest' or 'all'"),
+        ("debounce", 0, "seconds greater than 0"),
+        ("debounce_max", "60", "seconds greater than 0"),
         ("cooldown", -1, "seconds, 0 or greater"),
         ("cooldown", False, "seconds, 0 or greater"),
         ("cooldown", None, "seconds, 0 or greater"),
@@ -305,6 +312,75 @@ def test_a_window_is_not_shorter_than_the_lease() -> None:
 @pytest.mark.parametrize("value", [0, -1, "60", True, math.inf, math.nan])
 def test_a_window_is_a_number_of_seconds(value: Any) -> None:
     assert "seconds greater than 0" in refusal({"window": value, "scope": "job"})
+
+
+MERGES: dict[str, Any] = {"args": ["a"], "scope": "queue", "arguments": "latest"}
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        (
+            {**MERGES, "scope": "job"},
+            (
+                "lock_arguments = 'latest' is not allowed with lock_scope = 'job', where no message waits that calls could "
+                "join; allowed: 'queue'"
+            ),
+        ),
+        (
+            {"arguments": "all"},
+            (
+                "lock_arguments = 'all' is not allowed with the default lock_scope = 'run', where no message waits that "
+                "calls could join; allowed: 'queue'"
+            ),
+        ),
+        (
+            {**MERGES, "hold_on_retry": True},
+            (
+                "lock_arguments = 'latest' is not allowed with lock_hold_on_retry: "
+                "a retry takes the queue slot, not the key"
+            ),
+        ),
+        (
+            {**MERGES, "args": None},
+            (
+                "lock_arguments = 'latest' is not allowed with a key of all arguments: only equal calls would be merged; "
+                "set lock_args or lock_key"
+            ),
+        ),
+        (
+            {"scope": "queue", "debounce": 5},
+            (
+                "lock_debounce = 5 is not allowed with the default lock_arguments = 'first', where a later call does not "
+                "change the message that waits; allowed: 'latest' or 'all'"
+            ),
+        ),
+        (
+            {**MERGES, "debounce_max": 60},
+            (
+                "lock_debounce_max = 60 is not allowed without a debounce: it limits how long new calls can put a run off; "
+                "set lock_debounce"
+            ),
+        ),
+        (
+            {**MERGES, "debounce": 5, "debounce_max": 4.5},
+            (
+                "lock_debounce_max = 4.5 is not allowed with lock_debounce = 5: the maximum must be at least as long "
+                "as the debounce"
+            ),
+        ),
+    ],
+    ids=repr,
+)
+def test_calls_are_merged_only_where_a_message_waits_that_they_can_change(own: dict[str, Any], message: str) -> None:
+    assert refusal(own) == f"shop.bill: {message}"
+
+
+@pytest.mark.parametrize("key", [{"args": ()}, {"args": ["a"]}, {"args": None, "key": "shop:{a}"}], ids=repr)
+def test_calls_are_merged_with_a_key_of_some_arguments(key: dict[str, Any]) -> None:
+    resolved = options({**MERGES, **key, "debounce": 5, "debounce_max": 5})
+    assert (resolved.arguments, resolved.debounce, resolved.debounce_max) == ("latest", 5, 5)
+    assert resolved.on_conflict == "wait"
 
 
 def test_settings_of_the_app_are_taken_as_they_are() -> None:

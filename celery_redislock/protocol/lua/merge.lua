@@ -1,5 +1,5 @@
 -- Take the place in the queue for a message that a publisher is about to send, the ticket; or merge the publisher's call
--- into the ticket that has the place, so that nothing is sent. The calls that a ticket stands for wait in ":pending".
+-- into the ticket that has the place, so that nothing is sent. A ticket's calls are kept in ":pending" until its grant.
 --
 -- KEYS[1]  the key of the lock
 -- KEYS[2]  the line of rooms that wait for the lock
@@ -20,7 +20,7 @@
 -- X value  its maximum in milliseconds: the ticket is due at most that long after its first call
 -- M value  the number that the call was given before
 -- R value  anything: the call is the next attempt of a run and keeps its number, given with M, and the run's earlier
---          calls. If others have the place, its calls are kept for it all the same
+--          calls. If another message has the place, the calls are kept under ":args:" for that attempt
 --
 -- Returns {queued, number, milliseconds until the ticket is due}: the place is reserved
 --         {merged, number, ticket's token, milliseconds left}: the ticket's run has the call's arguments, or later ones
