@@ -15,7 +15,7 @@ from celery_redislock.options import ATTRIBUTES, ConflictPolicy, Scope
 from celery_redislock.policy import conflict, join
 from celery_redislock.policy.conflict import POLICIES
 from celery_redislock.protocol import tokens
-from celery_redislock.protocol.names import LockKeys
+from celery_redislock.protocol.names import MERGED, LockKeys
 from celery_redislock.task.locked_task import LockedTask
 from celery_redislock.worker.request import LockedRequest
 
@@ -94,6 +94,10 @@ def test_the_keys_are_those_that_have_a_name() -> None:
         keys.lock,
         keys.queued,
         keys.permit("<number>"),
+        keys.pending,
+        keys.given("<job>"),
+        keys.queued.replace(":queued", f"{MERGED}<nonce>"),
+        keys.queued.replace(":queued", ":newest"),
         keys.note("<attempt>"),
         keys.gone("<claim>"),
         keys.window("<task>"),

@@ -1,0 +1,112 @@
+"""What is merged into a waiting message, and what is not: docs/merging-calls.md, with real workers."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from celery.exceptions import TaskRevokedError
+
+from celery_redislock import LockConfigError
+from celery_redislock.message.calls import LONGEST_BODY
+
+PATIENCE = 30
+
+
+@pytest.fixture
+def held(tasks, start_worker, running, gate):
+    """A worker, and a run that holds the key until the gate opens."""
+
+    def hold(task):
+        start_worker(3)
+        holder = task.delay("k", "holder", str(gate))
+        running("holder")
+        return holder
+
+    return hold
+
+
+def test_a_call_that_is_not_plain_or_is_large_keeps_its_own_arguments(tasks, held, gate):
+    held(tasks.latest)
+    ticket = tasks.latest.delay("k", "ticket")
+    large = "x" * LONGEST_BODY
+    alone = {
+        large: tasks.latest.delay("k", large),
+        "id": tasks.latest.apply_async(("k", "id"), task_id="its-own"),
+        "link": tasks.latest.apply_async(("k", "link"), link=tasks.latest.si("other", "linked")),
+    }
+    last = tasks.latest.delay("k", "last")
+    assert last.id == ticket.id
+    assert {result.id for result in alone.values()} & {ticket.id} == set()
+    assert not any(result.duplicate for result in alone.values())
+    gate.open()
+    assert {item: result.get(timeout=PATIENCE) for item, result in alone.items()} == {item: item for item in alone}
+    assert ticket.get(timeout=PATIENCE) == "last"
+
+
+def test_the_expiry_of_the_last_call_counts(tasks, held, gate):
+    held(tasks.latest)
+    first = tasks.latest.delay("k", "first")
+    last = tasks.latest.apply_async(("k", "last"), expires=0.01)
+    time.sleep(0.1)
+    gate.open()
+    for result in (first, last):
+        with pytest.raises(TaskRevokedError, match="expired"):
+            result.get(timeout=PATIENCE)
+
+
+def test_a_last_call_without_expiry_never_expires(tasks, held, gate):
+    held(tasks.latest)
+    first = tasks.latest.apply_async(("k", "first"), expires=0.01)
+    last = tasks.latest.delay("k", "last")
+    time.sleep(0.1)
+    gate.open()
+    assert (first.id, last.get(timeout=PATIENCE)) == (last.id, "last")
+
+
+def test_a_revoked_ticket_is_revoked_for_every_caller(tasks, start_worker):
+    calls = [tasks.latest.apply_async(("k", number), countdown=1) for number in range(2)]
+    start_worker(1)
+    calls[1].revoke()
+    for result in calls:
+        with pytest.raises(TaskRevokedError, match="revoked"):
+            result.get(timeout=PATIENCE)
+
+
+def test_a_later_countdown_counts_and_an_earlier_one_wakes_no_message(tasks, start_worker):
+    start_worker(2)
+    began_at = time.monotonic()
+    tasks.latest.apply_async(("later", "first"), countdown=0.5)
+    later = tasks.latest.apply_async(("later", "last"), countdown=3)
+    tasks.latest.apply_async(("earlier", "first"), countdown=2)
+    earlier = tasks.latest.delay("earlier", "last")
+    assert earlier.get(timeout=PATIENCE) == "last"
+    assert time.monotonic() - began_at >= 2
+    assert later.get(timeout=PATIENCE) == "last"
+    assert time.monotonic() - began_at >= 3
+
+
+def test_in_an_emptied_server_the_ticket_has_its_own_arguments(tasks, start_worker, locks):
+    ticket, merged = tasks.latest.delay("k", "ticket"), tasks.latest.delay("k", "merged")
+    assert merged.id == ticket.id
+    for key in locks.client.scan_iter("*lab.latest*"):
+        locks.client.delete(key)
+    start_worker(1)
+    assert ticket.get(timeout=PATIENCE) == "ticket"
+
+
+def test_the_hundred_and_first_call_is_a_message_of_its_own(tasks, held, gate):
+    held(tasks.collected)
+    calls = [tasks.collected.delay("k", number, how="calls") for number in range(101)]
+    assert {result.id for result in calls[:100]} == {calls[0].id}
+    assert calls[100].id != calls[0].id
+    gate.open()
+    assert calls[0].get(timeout=PATIENCE) == list(range(100))
+    assert calls[100].get(timeout=PATIENCE) == [100]
+
+
+def test_a_call_with_pickle_or_with_another_scope_is_refused(tasks):
+    with pytest.raises(LockConfigError, match="could run code in your workers"):
+        tasks.latest.apply_async(("k", 1), serializer="pickle")
+    with pytest.raises(LockConfigError, match="no message waits that calls could join"):
+        tasks.latest.apply_async(("k", 1), lock_scope="run")
