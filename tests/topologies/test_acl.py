@@ -18,11 +18,11 @@ from celery_redislock.connection.store import LockStore
 from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.names import Demand, keys_of
-from celery_redislock.protocol.scripts import Claim, Note
+from celery_redislock.protocol.scripts import Call, Claim, Note, Passed
 from celery_redislock.protocol.tokens import Attempt
 from celery_redislock.worker.server_check import try_lock_server
 from tests.lab.app import make_app
-from tests.lab.asking import acquire
+from tests.lab.asking import Caller, acquire
 from tests.lab.gate import Gate
 from tests.lab.servers import wait_until
 from tests.lab.topologies import cluster
@@ -95,6 +95,8 @@ def test_its_rights_are_enough_for_workers_and_none_of_them_is_idle(
     assert tasks.job_again.delay("again", "again", 1).get(timeout=20) == "again"
     queued = [tasks.queued.delay("queue", "queue", 0.3) for _ in range(3)]
     assert {result.get(timeout=20) for result in queued} == {"queue"}
+    merged = [tasks.latest.apply_async(("merged", number), countdown=1) for number in range(3)]
+    assert {result.get(timeout=20) for result in merged} == {2}
 
     limited = [tasks.three.delay("limit", f"three{number}", 0.3) for number in range(4)]
     assert len({result.get(timeout=20) for result in limited}) == 4
@@ -121,6 +123,21 @@ def test_its_rights_are_enough_for_workers_and_none_of_them_is_idle(
     assert PASSWORD not in worker.output()
 
 
+def merge_and_run(store, key):
+    """Merges a call into a message, and grants the message its key."""
+    places, publishes = (keys_of(key).queued,), []
+    for number in range(2):
+        token = tokens.mint(tokens.mint_nonce(), Attempt(f"id{number}", 0, 0), tokens.origin("h", "t"), tokens.SENDING)
+        publishes.append(Caller(Demand(key), token, places=places))
+    call, publish = Call(b"a body", joins=False), publishes[0]
+    store.merge(publish, 10.0, 10.0, Passed(), call)
+    store.renew([(places[0], publish.hold.token, 10.0)])
+    store.merge(publishes[1], 10.0, 10.0, Passed(), call)
+    run = tokens.mint(tokens.mint_nonce(), Attempt("id0", 0, 0), tokens.origin("h", "t"))
+    store.acquire(Caller(Demand(key), run, claim=Claim(publish.hold.token.nonce, 10.0)), 10.0, number=1)
+    store.release(Demand(key), run)
+
+
 NUMBERS = count()
 
 
@@ -136,6 +153,7 @@ def use_every_right(store, client):
     store.release(demand, mine, Note(note, in_any_case=True))
     acquire(store, demand, copy, 10.0, note)
     store.give_up(demand, mine.nonce, is_to_come=True)
+    merge_and_run(store, f"{key}merged")
     three = Demand(f"{key}3", 3)
     acquire(store, three, mine, 10.0, claim=Claim(copy.nonce, 10.0))
     store.release(three, mine)
