@@ -323,50 +323,50 @@ MERGES: dict[str, Any] = {"args": ["a"], "scope": "queue", "arguments": "latest"
         (
             {**MERGES, "scope": "job"},
             (
-                "lock_arguments = 'latest' is not allowed with lock_scope = 'job', where no message waits that calls could "
-                "join; allowed: 'queue'"
+                "lock_arguments = 'latest' is not allowed with lock_scope = 'job', where no message waits that "
+                "calls could join; allowed: 'queue'"
             ),
         ),
         (
             {"arguments": "all"},
             (
-                "lock_arguments = 'all' is not allowed with the default lock_scope = 'run', where no message waits that "
-                "calls could join; allowed: 'queue'"
+                "lock_arguments = 'all' is not allowed with the default lock_scope = 'run', where no message "
+                "waits that calls could join; allowed: 'queue'"
             ),
         ),
         (
             {**MERGES, "hold_on_retry": True},
             (
-                "lock_arguments = 'latest' is not allowed with lock_hold_on_retry: "
-                "a retry takes the queue slot, not the key"
+                "lock_arguments = 'latest' is not allowed with lock_hold_on_retry: a retry takes the queue slot,"
+                " not the key"
             ),
         ),
         (
             {**MERGES, "args": None},
             (
-                "lock_arguments = 'latest' is not allowed with a key of all arguments: only equal calls would be merged; "
-                "set lock_args or lock_key"
+                "lock_arguments = 'latest' is not allowed with a key of all arguments: only equal calls would be"
+                " merged; set lock_args or lock_key"
             ),
         ),
         (
             {"scope": "queue", "debounce": 5},
             (
-                "lock_debounce = 5 is not allowed with the default lock_arguments = 'first', where a later call does not "
-                "change the message that waits; allowed: 'latest' or 'all'"
+                "lock_debounce = 5 is not allowed with the default lock_arguments = 'first', where a later call "
+                "does not change the message that waits; allowed: 'latest' or 'all'"
             ),
         ),
         (
             {**MERGES, "debounce_max": 60},
             (
-                "lock_debounce_max = 60 is not allowed without a debounce: it limits how long new calls can put a run off; "
-                "set lock_debounce"
+                "lock_debounce_max = 60 is not allowed without a debounce: it limits how long new calls can put "
+                "a run off; set lock_debounce"
             ),
         ),
         (
             {**MERGES, "debounce": 5, "debounce_max": 4.5},
             (
-                "lock_debounce_max = 4.5 is not allowed with lock_debounce = 5: the maximum must be at least as long "
-                "as the debounce"
+                "lock_debounce_max = 4.5 is not allowed with lock_debounce = 5: the maximum must be at least as "
+                "long as the debounce"
             ),
         ),
     ],
