@@ -29,16 +29,16 @@ class Mistake(Enum):
     __hash__ = object.__hash__  # fast, as that of `Phase`
 
     UNSENT_IS_MERGED_INTO = "a call is merged into a ticket that has not been sent"
-    NO_SECOND_QUESTION = "a call that was merged into a job that has ended is not sent anew"
-    SECOND_QUESTION_IS_THE_FIRST = "a call that is to be sent anew gets the answer that it was merged"
-    NO_THIRD_QUESTION = "a call that is sent anew, and merged into another job that has ended, is left there"
+    NO_SECOND_QUESTION = "a call that was merged into a job that has ended is not sent again"
+    SECOND_QUESTION_IS_THE_FIRST = "a call that asks again, as its job has ended, gets the answer that it was merged"
+    NO_THIRD_QUESTION = "a call that asks again, and is merged into another job that has ended, is left there"
     ANY_NEWEST_IS_AN_ANSWER = "where all calls are wanted, a newer call that has begun stands for those before it"
     RETRY_IS_MERGED = "a retry is merged into the ticket that has the place, whose later arguments it replaces"
     RETRY_HAS_A_NEW_NUMBER = "a retry gets a number of its own, greater than those of calls that came meanwhile"
     RETRY_HAS_NO_NUMBER = "a retry that does not get the place is sent without its number"
     LAPSED_PLACE_LOSES_ITS_CALLS = "who takes a place that has lapsed drops the calls of the ticket that had it"
     FULL_TICKET_LOSES_ITS_CALLS = "who takes the place of a full ticket drops its calls"
-    UNDO_DROPS_THE_CALLS_OF_ANOTHER = "a publish that fails drops the calls of whoever has the place by now"
+    UNDO_DROPS_THE_CALLS_OF_ANOTHER = "a publish that fails drops the calls of the ticket that has the place by now"
     GRANT_LEAVES_THE_PLACE = "a run that begins leaves the place and its calls, so that others are merged into it"
     GRANT_KEEPS_NO_ARGUMENTS = "what a run was given is not kept for a copy of its message"
     DEAD_CHILD_LOSES_ITS_ARGUMENTS = "the main process deletes what a dead child was given when it releases for it"
@@ -134,7 +134,7 @@ class Merge(NamedTuple):
     is_retry: bool = False
     """Whether the call is the next attempt of a run, and keeps its number."""
     joins: bool = False
-    """Whether the call joins the ticket's calls; else it replaces them."""
+    """Whether the call joins the ticket's calls; otherwise it replaces them."""
     is_early: bool = False
     """Whether the call is due only later."""
 
@@ -185,8 +185,8 @@ def merge(server: Server, command: Merge, mistakes: Mistakes) -> Effect:
     has_calls = queued is not None and calls is not None and calls.claim == queued.nonce
     if has_calls and calls is not None and calls.claim == command.claim:
         return Effect(Tag.QUEUED, server, calls.number)
-    is_asked_anew = command.number and Mistake.SECOND_QUESTION_IS_THE_FIRST not in mistakes
-    for claim, number, ticket in () if is_asked_anew else server.merged:
+    is_second = command.number and Mistake.SECOND_QUESTION_IS_THE_FIRST not in mistakes
+    for claim, number, ticket in () if is_second else server.merged:
         if claim == command.claim:
             return Effect(Tag.MERGED, server, number, ticket=ticket)
     # Where all calls are wanted, only the run of the job into which the call was merged has had it.
@@ -226,7 +226,7 @@ def merge(server: Server, command: Merge, mistakes: Mistakes) -> Effect:
 
 
 def _bodies(server: Server, command: Merge, own: int) -> tuple[int, ...]:
-    """The bodies of a call: its own; and those of the run that retries, but for the last one, before it."""
+    """The bodies of a call: its own; and those of the run that retries, except the last one, before it."""
     given = server.given_to(_before(command.attempt)) if command.is_retry else None
     return (*(given.bodies[:-1] if given else ()), own)
 

@@ -1,4 +1,4 @@
-"""The real scripts beside the commands of merged calls: a state is put onto a real server, and read back.
+"""The real scripts and the commands of merged calls, compared: a state is put onto a real server, and read back.
 
 As in `real`. A number of the model is a time of the server's clock in microseconds, which is long past; or it is still
 to come, as if the clock had been set back.
