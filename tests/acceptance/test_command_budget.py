@@ -95,6 +95,12 @@ BUDGET = {
     "a duplicate publish whose call sets scope job": ["reserve: EXISTS SET 2 GET PTTL"],
     "a run whose call sets scope job": ["acquire: 2 GET SET", RELEASED],
     "a run whose call sets other options": [GRANTED, RELEASED],
+    "a publish with lock_arguments": ["merge: 2 TIME 3 GET HGET 2 HSET PEXPIRE SET", SENT],
+    "a publish that is merged": ["merge: TIME 3 GET HGET HMGET HSET 2 PEXPIRE SET"],
+    "a run of merged calls": [
+        "acquire: MGET 3 HGET 2 GET 2 HMGET 2 TIME ZRANGE 2 SET DEL RENAME PEXPIRE",
+        "release: GET 2 DEL ZRANGE",
+    ],
     "a renewal of 1,000 locks": 2 * ["renew: 500 GET 500 PEXPIRE"],
 }
 HELD = [f"redislock:{{held-{number}}}" for number in range(1000)]
@@ -270,6 +276,17 @@ def runs_of_what_was_published(lab: Lab) -> None:
             lab.all_is_free()
 
 
+def merged_calls(lab: Lab) -> None:
+    key = lab.key("merged")
+    for scenario in ("a publish with lock_arguments", "a publish that is merged"):
+        with lab.record(scenario):
+            result = lab.task("latest").apply_async((key, scenario), queue=key)
+    with lab.record("a run of merged calls"):
+        lab.app.control.add_consumer(key, destination=["w0@lab"], reply=True, limit=1)
+        result.get(timeout=20)
+        lab.all_is_free()
+
+
 def options_of_calls(lab: Lab) -> None:
     """They cost no command more than the same options of the task."""
     call, key = lab.task("work").apply_async, lab.key("of a call")
@@ -333,6 +350,7 @@ SCENARIOS = [
     a_retry,
     runs_of_what_was_published,
     options_of_calls,
+    merged_calls,
     publishes,
     renewal,
 ]
