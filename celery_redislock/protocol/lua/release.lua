@@ -43,6 +43,7 @@ for _, name in ipairs({given.p, given.w}) do
 end
 local pending = named(line, ':pending')
 if given.p and claim_of(pending) == nonce_of(owner) then redis.call('DEL', pending) end
+if given.a then redis.call('DEL', given.a) end
 if mine then
   redis.call('DEL', permit)  -- first: a server out of memory refuses the writes below unless something was deleted
 end
@@ -50,7 +51,6 @@ end
 if given.n and (not mine or given.U or state_of(holder) == SEEN) then
   redis.call('SET', given.n, '', 'PX', given.N)
 end
-if given.a then redis.call('DEL', given.a) end
 if not mine then
   if given.G then
     redis.call('SET', given.g, '', 'PX', given.G)
