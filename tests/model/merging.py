@@ -29,16 +29,16 @@ class Mistake(Enum):
     __hash__ = object.__hash__  # fast, as that of `Phase`
 
     UNSENT_IS_MERGED_INTO = "a call is merged into a ticket that has not been sent"
-    NO_SECOND_QUESTION = "a call that was merged into a job that has ended is not sent anew"
-    SECOND_QUESTION_IS_THE_FIRST = "a call that is to be sent anew gets the answer that it was merged"
-    NO_THIRD_QUESTION = "a call that is sent anew, and merged into another job that has ended, is left there"
+    NO_SECOND_QUESTION = "a call that was merged into a job that has ended is not sent again"
+    SECOND_QUESTION_IS_THE_FIRST = "a call that asks again, as its job has ended, gets the answer that it was merged"
+    NO_THIRD_QUESTION = "a call that asks again, and is merged into another job that has ended, is left there"
     ANY_NEWEST_IS_AN_ANSWER = "where all calls are wanted, a newer call that has begun stands for those before it"
     RETRY_IS_MERGED = "a retry is merged into the ticket that has the place, whose later arguments it replaces"
     RETRY_HAS_A_NEW_NUMBER = "a retry gets a number of its own, greater than those of calls that came meanwhile"
     RETRY_HAS_NO_NUMBER = "a retry that does not get the place is sent without its number"
     LAPSED_PLACE_LOSES_ITS_CALLS = "who takes a place that has lapsed drops the calls of the ticket that had it"
     FULL_TICKET_LOSES_ITS_CALLS = "who takes the place of a full ticket drops its calls"
-    UNDO_DROPS_THE_CALLS_OF_ANOTHER = "a publish that fails drops the calls of whoever has the place by now"
+    UNDO_DROPS_THE_CALLS_OF_ANOTHER = "a publish that fails drops the calls of the ticket that has the place by now"
     GRANT_LEAVES_THE_PLACE = "a run that begins leaves the place and its calls, so that others are merged into it"
     GRANT_KEEPS_NO_ARGUMENTS = "what a run was given is not kept for a copy of its message"
     DEAD_CHILD_LOSES_ITS_ARGUMENTS = "the main process deletes what a dead child was given when it releases for it"
@@ -134,7 +134,7 @@ class Merge(NamedTuple):
     is_retry: bool = False
     """Whether the call is the next attempt of a run, and keeps its number."""
     joins: bool = False
-    """Whether the call joins the ticket's calls; else it replaces them."""
+    """Whether the call joins the ticket's calls; otherwise it replaces them."""
     is_early: bool = False
     """Whether the call is due only later."""
 
@@ -181,52 +181,71 @@ def apply(server: Server, command: Command, mistakes: Mistakes = frozenset()) ->
 
 
 def merge(server: Server, command: Merge, mistakes: Mistakes) -> Effect:
-    queued, calls, (newest, newest_job) = server.lock.queued, server.pending, server.newest
-    has_calls = queued is not None and calls is not None and calls.claim == queued.nonce
-    if has_calls and calls is not None and calls.claim == command.claim:
-        return Effect(Tag.QUEUED, server, calls.number)
-    is_asked_anew = command.number and Mistake.SECOND_QUESTION_IS_THE_FIRST not in mistakes
-    for claim, number, ticket in () if is_asked_anew else server.merged:
-        if claim == command.claim:
-            return Effect(Tag.MERGED, server, number, ticket=ticket)
-    # Where all calls are wanted, only the run of the job into which the call was merged has had it.
-    is_any = not command.joins or Mistake.ANY_NEWEST_IS_AN_ANSWER in mistakes
-    has_begun = newest >= command.number and (is_any or newest_job in command.ended)
-    if command.number and not command.is_retry and has_begun:
-        return Effect(Tag.MERGED, server, command.number)
-    is_over, is_unsent = _is_over(queued, command), queued is not None and queued.sending
-    if queued is not None and not is_over:
-        merges_retry = command.is_retry and Mistake.RETRY_IS_MERGED in mistakes
-        is_unsent = is_unsent and Mistake.UNSENT_IS_MERGED_INTO not in mistakes
-        if is_unsent or not has_calls or (command.is_retry and not merges_retry):
-            kept = Calls(command.number, _bodies(server, command, command.number))
-            return Effect(Tag.OUTSTANDING, server.give(command.attempt, kept) if command.is_retry else server)
-    keeps_number = command.is_retry and Mistake.RETRY_HAS_A_NEW_NUMBER not in mistakes
-    last = max(server.clock, newest, calls.number if calls else 0)
-    number = command.number if keeps_number else last + 1
+    queued, calls = server.lock.queued, server.pending
+    known = _known(server, command, mistakes)
+    if known is not None:
+        return known
+    is_over = _is_over(queued, command)
+    if queued is not None and not is_over and not _may_merge(server, command, mistakes):
+        kept = Calls(command.number, _bodies(server, command, command.number))
+        return Effect(Tag.OUTSTANDING, server.give(command.attempt, kept) if command.is_retry else server)
+    number = max(server.clock, server.newest[0], calls.number if calls else 0) + 1
+    if command.is_retry and Mistake.RETRY_HAS_A_NEW_NUMBER not in mistakes:
+        number = command.number
     bodies = _bodies(server, command, command.number if command.is_retry else number)
     server = server._replace(clock=max(server.clock, number))
-    is_full = command.joins and calls is not None and len(calls.bodies) >= FULL
     time = Time.EARLY if command.is_early else Time.DUE
+    is_full = command.joins and calls is not None and len(calls.bodies) >= FULL
     if queued is not None and calls is not None and not is_over and not is_full:
         if command.joins:
-            bodies = calls.bodies + bodies
-            is_early = Time.EARLY in {time, calls.time} and len(bodies) < FULL
-            time = Time.EARLY if is_early else Time.DUE
-        merged = calls._replace(number=number, bodies=bodies, time=time)
+            bodies, time = calls.bodies + bodies, Time.EARLY if Time.EARLY in {time, calls.time} else Time.DUE
         answers = frozenset(one for one in server.merged if one[0] != command.claim) | {(command.claim, number, queued)}
+        merged = calls._replace(number=number, bodies=bodies, time=_time(command, bodies, time))
         return Effect(Tag.MERGED, server._replace(pending=merged, merged=answers), number, ticket=queued)
-    if calls is not None and not (is_over and has_calls) and not _is_dropped(queued, mistakes):
-        server = server.give(calls.attempt, calls)
-    if command.joins and len(bodies) >= FULL:
-        time = Time.DUE
+    if calls is not None and not (is_over and _has_calls(server)) and not _is_dropped(queued, mistakes):
+        server = server.give(calls.attempt, calls)  # the place lapsed, or the ticket is full
     place = Key(command.claim, command.attempt, sending=True)
-    pending = Calls(number, bodies, command.claim, command.attempt, time)
+    pending = Calls(number, bodies, command.claim, command.attempt, _time(command, bodies, time))
     return Effect(Tag.QUEUED, server._replace(lock=server.lock._replace(queued=place), pending=pending), number)
 
 
+def _known(server: Server, command: Merge, mistakes: Mistakes) -> Effect | None:
+    """The answer to a call that has the place, was merged, or was in a run that has begun; None to a new one."""
+    queued, calls, (newest, job) = server.lock.queued, server.pending, server.newest
+    if calls is not None and queued is not None and calls.claim == queued.nonce == command.claim:
+        return Effect(Tag.QUEUED, server, calls.number)
+    if not command.number or Mistake.SECOND_QUESTION_IS_THE_FIRST in mistakes:
+        for claim, number, ticket in server.merged:
+            if claim == command.claim:
+                return Effect(Tag.MERGED, server, number, ticket=ticket)
+    if not command.number or command.is_retry or newest < command.number:
+        return None
+    # Where all calls are wanted, only the run of the job into which the call was merged has had it.
+    is_any = not command.joins or Mistake.ANY_NEWEST_IS_AN_ANSWER in mistakes
+    return Effect(Tag.MERGED, server, command.number) if is_any or job in command.ended else None
+
+
+def _has_calls(server: Server) -> bool:
+    """Whether the calls that wait are those of the message that has the place."""
+    queued, calls = server.lock.queued, server.pending
+    return queued is not None and calls is not None and calls.claim == queued.nonce
+
+
+def _may_merge(server: Server, command: Merge, mistakes: Mistakes) -> bool:
+    """Whether a call may be merged into the message that has the place."""
+    queued = server.lock.queued
+    is_unsent = queued is not None and queued.sending and Mistake.UNSENT_IS_MERGED_INTO not in mistakes
+    is_retry = command.is_retry and Mistake.RETRY_IS_MERGED not in mistakes
+    return _has_calls(server) and not is_unsent and not is_retry
+
+
+def _time(command: Merge, bodies: tuple[int, ...], time: Time) -> Time:
+    """When these calls are due: a full ticket at once."""
+    return Time.DUE if command.joins and len(bodies) >= FULL else time
+
+
 def _bodies(server: Server, command: Merge, own: int) -> tuple[int, ...]:
-    """The bodies of a call: its own; and those of the run that retries, but for the last one, before it."""
+    """The bodies of a call: its own; and those of the run that retries, except the last one, before it."""
     given = server.given_to(_before(command.attempt)) if command.is_retry else None
     return (*(given.bodies[:-1] if given else ()), own)
 
@@ -271,18 +290,22 @@ def ask(server: Server, command: Ask, mistakes: Mistakes) -> Effect:
     if effect.reply is not Tag.GRANTED:
         return Effect(effect.reply, after)
     if calls is not None:
-        if Mistake.GRANT_LEAVES_THE_PLACE in mistakes:
-            after = after._replace(lock=after.lock._replace(queued=server.lock.queued))
-        elif calls == server.pending:
-            after = after._replace(pending=None)
-        else:
-            after = after._replace(given=server.given - {one for one in server.given if one[1] is calls})
-        if Mistake.GRANT_KEEPS_NO_ARGUMENTS not in mistakes:
-            after = after.give(asked.attempt, calls)
+        after = _given(server, after, asked.attempt, calls, mistakes)
     is_silent = Mistake.NO_NEWEST in mistakes or (calls is None and Mistake.NEWEST_OF_MERGED_ONLY in mistakes)
     if number and not is_silent:
         after = after._replace(newest=(number, asked.attempt.task_id))
     return Effect(Tag.GRANTED, after, number, calls.bodies if calls else ())
+
+
+def _given(before: Server, after: Server, attempt: Attempt, calls: Calls, mistakes: Mistakes) -> Server:
+    """The state after a grant, in which what the run is given is kept for its copies."""
+    if Mistake.GRANT_LEAVES_THE_PLACE in mistakes:
+        after = after._replace(lock=after.lock._replace(queued=before.lock.queued))
+    elif calls.claim:
+        after = after._replace(pending=None)
+    else:
+        after = after._replace(given=after.given - {one for one in after.given if one[1] is calls})
+    return after if Mistake.GRANT_KEEPS_NO_ARGUMENTS in mistakes else after.give(attempt, calls)
 
 
 def _calls(server: Server, asked: Acquire) -> Calls | None:

@@ -1,4 +1,4 @@
-"""The real scripts beside the commands of merged calls: a state is put onto a real server, and read back.
+"""The real scripts and the commands of merged calls, compared: a state is put onto a real server, and read back.
 
 As in `real`. A number of the model is a time of the server's clock in microseconds, which is long past; or it is still
 to come, as if the clock had been set back.
@@ -178,6 +178,8 @@ def follow(keys: Keys, server: Server, command: Command, *, is_clock_behind: boo
     assert reply[0] == effect.reply, story
     if effect.reply in {Tag.QUEUED, Tag.MERGED}:
         assert keys.number(reply[1], effect.number) == effect.number, story
+        last = max(server.newest[0], server.pending.number if server.pending else 0)
+        assert (reply[1] > keys.base + last) == (effect.number > last) or last == 0, story
     if effect.reply is Tag.MERGED:
         ticket = Merged.of(reply).ticket
         assert (ticket and str(ticket)) == (effect.ticket and str(keys.value(effect.ticket))), story

@@ -171,7 +171,7 @@ class World(NamedTuple):
     def turn(self, old: Publisher, new: Publisher | None = None) -> World:
         """This state with `new` in place of the publisher `old`.
 
-        None: `old` is gone, and so is the answer to its call, which nobody can ask for any more.
+        None: `old` is gone, and so is the answer to its call, which is not asked for any more.
         """
         others, server = [one for one in self.publishers if one != old], self.server
         if new is None:

@@ -100,7 +100,7 @@ def test_what_fate_can_do_has_really_happened(explorations):
     assert [sight for sight, is_seen in SIGHTS.items() if not any(map(is_seen, worlds))] == []
 
 
-#: What must have been seen in some state.
+#: What is to be seen in some state.
 SIGHTS = {
     "calls of one ticket, merged": lambda world: world.server.pending and len(world.server.pending.bodies) > 1,
     "a ticket that is not due": lambda world: world.server.pending and world.server.pending.time is Time.EARLY,
@@ -109,7 +109,7 @@ SIGHTS = {
         run.number > run.message.number for run in world.runs
     ),
     "an answer to a merged call": lambda world: bool(world.server.merged),
-    "a call that is sent anew": lambda world: any(one.merge.number and not one.run for one in world.publishers),
+    "a call that asks again": lambda world: any(one.merge.number and not one.run for one in world.publishers),
     "a publisher that takes over": lambda world: any(one.merge.unsent for one in world.publishers),
     "a publisher that has died or failed": lambda world: bool(world.history.failed),
     "an unanswered acquire": lambda world: any(run.phase is Phase.ASKED for run in world.runs),

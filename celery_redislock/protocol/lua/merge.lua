@@ -90,8 +90,9 @@ if given.B then
 end
 if joins then
   due_at = count + #bodies >= MOST_CALLS and time or math.max(due_at, due)
-  ends = ends ~= '' and expires ~= '' and whole(math.max(ends, expires)) or ''
 end
+-- The ticket expires with the last of its calls that does, and never if one of them does not.
+ends = ends ~= '' and expires ~= '' and whole(math.max(ends, expires)) or ''
 keep_calls(pending, queued_ms + DAY_MS, joins and tonumber(count) or 0, bodies, 'number', number, 'first', first,
   'due', whole(due_at), 'count', count + #bodies, 'expires', ends)
 if is_merged then
