@@ -44,24 +44,23 @@ def test_a_call_that_is_not_plain_or_is_large_keeps_its_own_arguments(tasks, hel
     assert ticket.get(timeout=PATIENCE) == "last"
 
 
-def test_the_expiry_of_the_last_call_counts(tasks, held, gate):
+def test_a_ticket_expires_with_the_last_of_its_calls(tasks, held, gate):
     held(tasks.latest)
-    first = tasks.latest.delay("k", "first")
-    last = tasks.latest.apply_async(("k", "last"), expires=0.01)
-    time.sleep(0.1)
+    calls = [tasks.latest.apply_async(("k", number), expires=expires) for number, expires in enumerate((0.3, 0.01))]
+    time.sleep(0.5)
     gate.open()
-    for result in (first, last):
+    for result in calls:
         with pytest.raises(TaskRevokedError, match="expired"):
             result.get(timeout=PATIENCE)
 
 
-def test_a_last_call_without_expiry_never_expires(tasks, held, gate):
+@pytest.mark.parametrize("expiries", [(None, 0.01), (0.01, None), (0.01, 60)], ids=str)
+def test_a_ticket_with_a_call_that_has_not_expired_runs(tasks, held, gate, expiries):
     held(tasks.latest)
-    first = tasks.latest.apply_async(("k", "first"), expires=0.01)
-    last = tasks.latest.delay("k", "last")
+    calls = [tasks.latest.apply_async(("k", number), expires=expires) for number, expires in enumerate(expiries)]
     time.sleep(0.1)
     gate.open()
-    assert (first.id, last.get(timeout=PATIENCE)) == (last.id, "last")
+    assert [result.get(timeout=PATIENCE) for result in calls] == [1, 1]
 
 
 def test_a_revoked_ticket_is_revoked_for_every_caller(tasks, start_worker):
