@@ -157,6 +157,7 @@ if not granted then
   if place and is_owned_by(claim, redis.call('GET', place)) then
     redis.call('PEXPIRE', place, given.P)
   end
+  if calls then outlast(calls, DAY_MS) end  -- the message may wait for days
   return refused('conflict', 0, names, values, 1, capacity)
 end
 

@@ -92,7 +92,7 @@ end
 keep_calls(pending, queued_ms + DAY_MS, joins and tonumber(count) or 0, bodies, 'number', number, 'first', first,
   'due', whole(due_at), 'count', count + #bodies, 'expires', ends)
 if is_merged then
-  redis.call('PEXPIRE', place, queued_ms)
+  outlast(place, queued_ms)  -- an earlier call may have a longer countdown
   redis.call('SET', answer, number .. ' ' .. queued, 'PX', MINUTE_MS)
   return {'merged', tonumber(number), queued, tonumber(queued_ms)}
 end

@@ -235,6 +235,11 @@ local function newest_of(line)
   return tonumber(number or 0), id
 end
 
+-- Have the key `name` live for `ttl` milliseconds at least.
+local function outlast(name, ttl)
+  if redis.call('PTTL', name) < tonumber(ttl) then redis.call('PEXPIRE', name, ttl) end
+end
+
 -- Write `bodies` and other fields to the hash `name`, after the `before` bodies that it has.
 local function keep_calls(name, ttl, before, bodies, ...)
   local fields = {'bodies', before + #bodies, ...}
@@ -243,7 +248,7 @@ local function keep_calls(name, ttl, before, bodies, ...)
     table.insert(fields, body)
   end
   redis.call('HSET', name, unpack(fields))
-  redis.call('PEXPIRE', name, ttl)
+  outlast(name, ttl)
 end
 
 -- The bodies in the hash `name`; none if there is no such hash.
@@ -258,5 +263,5 @@ end
 -- Keep the calls in `hash` as what `job` is given.
 local function grant_calls(line, hash, job)
   redis.call('RENAME', hash, named(line, ':args:' .. job))
-  redis.call('PEXPIRE', named(line, ':args:' .. job), DAY_MS)
+  outlast(named(line, ':args:' .. job), DAY_MS)
 end
