@@ -124,8 +124,8 @@ local function refusal()
   local due, expires = unpack(calls and redis.call('HMGET', calls, 'due', 'expires') or {})
   local is_pending, time = calls == named(line, ':pending'), now()
   if is_pending and (tonumber(expires) or math.huge) <= time then return {'expired'} end
-  if is_pending and tonumber(due) > time then return {'due', math.ceil((due - time) / 1000), time} end
-  if is_replaceable and tonumber(number) < newest then return {'superseded', id} end
+  if is_pending and (sound(due, 2 ^ 53) or 0) > time then return {'due', math.ceil((due - time) / 1000), time} end
+  if is_replaceable and (tonumber(number) or 0) < newest then return {'superseded', id} end
 end
 
 if job then

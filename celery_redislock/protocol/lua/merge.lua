@@ -40,9 +40,11 @@ local pending, answer = named(line, ':pending'), named(line, ':merged:' .. nonce
 local queued, claim = redis.call('GET', place), claim_of(pending)
 local job, last, first, due, count, expires =
   unpack(claim and redis.call('HMGET', pending, 'job', 'number', 'first', 'due', 'count', 'expires') or {})
+last, first, count = number_in(last), sound(first, time) or time, sound(count, MOST_CALLS + 1) or 0
+due, expires = sound(due, 2 ^ 53) or 0, sound(expires, 2 ^ 53) or ''
 
 if claim == nonce_of(owner) and is_owned_by(owner, queued) then
-  return {'queued', tonumber(last), math.max(0, math.ceil((due - time) / 1000))}
+  return {'queued', last, math.max(0, math.ceil((due - time) / 1000))}
 end
 local answered = not given.M and redis.call('GET', answer)
 if answered then
@@ -70,16 +72,16 @@ if queued and not is_over and (is_unsent or is_retry or not is_of_place or strin
 end
 
 local joins = given.A ~= nil
-local is_merged = queued and not is_over and not (joins and tonumber(count) >= MOST_CALLS)
+local is_merged = queued and not is_over and not (joins and count >= MOST_CALLS)
 if claim and is_over and is_of_place then
   redis.call('DEL', pending)  -- these calls get no run: their job has ended, or was never sent
 elseif claim and not is_merged then
   grant_calls(line, pending, job)  -- the place expired, or the ticket is full: these calls are its own from now on
 end
 
-local number = is_retry and given.M or whole(math.max(time, (last or 0) + 1, newest + 1))
+local number = is_retry and given.M or whole(math.max(time, last + 1, newest + 1))
 if not is_merged then
-  first, due, count, expires = whole(time), 0, 0, 0
+  first, due, count, expires = time, 0, 0, 0
 end
 local due_at, ends = time + ARGV[9] * 1000, given.E and whole(time + given.E * 1000) or ''
 if given.B then
@@ -89,7 +91,7 @@ if joins then
   due_at = count + #bodies >= MOST_CALLS and time or math.max(due_at, due)
   ends = ends ~= '' and expires ~= '' and whole(math.max(ends, expires)) or ''
 end
-keep_calls(pending, queued_ms + DAY_MS, joins and tonumber(count) or 0, bodies, 'number', number, 'first', first,
+keep_calls(pending, queued_ms + DAY_MS, joins and count or 0, bodies, 'number', number, 'first', whole(first),
   'due', whole(due_at), 'count', count + #bodies, 'expires', ends)
 if is_merged then
   outlast(place, queued_ms)  -- an earlier call may have a longer countdown

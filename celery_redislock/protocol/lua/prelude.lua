@@ -229,10 +229,22 @@ local function claim_of(pending)
   return type(claim) == 'string' and claim or nil
 end
 
+-- The number in the field `text` if it is at least 0 and below `limit`; nil if not: the field is missing or damaged.
+local function sound(text, limit)
+  local number = tonumber(text or '')
+  return number and number >= 0 and number < limit and number or nil
+end
+
+-- The number of a call in the field `text`; 0 if there is none. Such numbers follow the server's clock: one that is more
+-- than a day ahead of it was forged.
+local function number_in(text)
+  return sound(text, now() + DAY_MS * 1000) or 0
+end
+
 -- The number and the task id of the newest call with which a run has begun; 0 if it is not known.
 local function newest_of(line)
   local number, id = string.match(redis.call('GET', named(line, ':newest')) or '', '^(%d+) (.*)$')
-  return tonumber(number or 0), id
+  return number_in(number), id
 end
 
 -- Have the key `name` live for `ttl` milliseconds at least.
@@ -251,10 +263,10 @@ local function keep_calls(name, ttl, before, bodies, ...)
   outlast(name, ttl)
 end
 
--- The bodies in the hash `name`; none if there is no such hash.
+-- The bodies in the hash `name`; none if there is no such hash, or if it is damaged.
 local function bodies_of(name)
   local numbers = {}
-  for number = 1, redis.call('HGET', name, 'bodies') or 0 do
+  for number = 1, sound(redis.call('HGET', name, 'bodies'), MOST_CALLS + 1) or 0 do
     numbers[number] = number
   end
   return #numbers > 0 and redis.call('HMGET', name, unpack(numbers)) or {}
