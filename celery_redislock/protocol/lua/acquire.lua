@@ -136,6 +136,9 @@ if job then
     if reply[1] ~= 'due' and place and is_owned_by(claim, redis.call('GET', place)) then
       redis.call('DEL', place)  -- now: nothing may be merged into a message that does not run
     end
+    if reply[1] ~= 'due' and calls then
+      redis.call('PEXPIRE', calls, MINUTE_MS)  -- the second command gets the same reply if this one is lost
+    end
     give_back_all_but(nil)
     return reply
   end

@@ -73,10 +73,11 @@ end
 
 local joins = given.A ~= nil
 local is_merged = queued and not is_over and not (joins and count >= MOST_CALLS)
-if claim and is_over and is_of_place then
-  redis.call('DEL', pending)  -- these calls get no run: their job has ended, or was never sent
+local was_refused = claim and redis.call('PTTL', pending) <= MINUTE_MS
+if claim and (is_over and is_of_place or was_refused) then
+  redis.call('DEL', pending)  -- these calls get no run: their job has ended, was refused, or was never sent
 elseif claim and not is_merged then
-  grant_calls(line, pending, job)  -- the place expired, or the ticket is full: these calls are its own from now on
+  grant_calls(line, pending, job or '')  -- the place expired, or the ticket is full: these calls are its own from now on
 end
 
 local number = is_retry and given.M or whole(math.max(time, last + 1, newest + 1))

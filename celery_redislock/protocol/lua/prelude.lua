@@ -34,8 +34,8 @@ end
 -- kept after a room last entered it, in milliseconds.
 local OFFER_MS, CALLED_MS, LINE_MS = 1000, 5000, 150000
 
--- How long what a ticket's run was given is kept for its copies, and the answer to a merged call for its publisher, in
--- milliseconds; and with how many calls a ticket that collects them is full.
+-- How long what a ticket's run was given is kept for its copies, and the answer to a merged call for its publisher and
+-- what belongs to a run that is refused, in milliseconds; and with how many calls a ticket that collects them is full.
 local DAY_MS, MINUTE_MS, MOST_CALLS = 86400000, 60000, 100
 
 -- The options of a command, by their letters in ARGV[1]. A small letter has a key and a capital letter has a value.
