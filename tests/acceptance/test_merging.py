@@ -149,7 +149,7 @@ class TestACallWhoseIdMatters:
         gate.open()
         result.get(timeout=PATIENCE)
         assert ticket.get(timeout=PATIENCE) == "later"
-        assert [item for item in ledger.items() if not item.isdigit()][0] == "holder"
+        assert next(item for item in ledger.items() if not item.isdigit()) == "holder"
         assert {"own", "later"} <= set(ledger.items())
         assert "ticket" not in ledger.items()
         nothing_is_left()
@@ -282,7 +282,7 @@ class TestOptionsOfTheCall:
 
     @pytest.mark.parametrize("serializer", ["pickle", "application/x-python-serialize"])
     def test_pickle_is_refused(self, tasks, locks, serializer):
-        with pytest.raises(LockConfigError, match="pickle|python-serialize"):
+        with pytest.raises(LockConfigError, match=r"pickle|python-serialize"):
             tasks.latest.apply_async(("k", "first"), serializer=serializer)
         assert locks.client.keys() == []
 

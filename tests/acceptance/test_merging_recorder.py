@@ -19,9 +19,9 @@ NO_RETRIES = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
 #: Seconds for which the publishers of the recorder publish, and the pauses between two faults.
 FOR, BETWEEN_FAULTS = 60.0 if IS_MATRIX else 8.0, 0.4
 #: One after the other, again and again. An order is carried out by the publisher that sends the next message.
-FAULTS = ["cut", *ORDERS, "kill", "double", "die", "refuse", "dawdle"]
+FAULTS = ["cut", *ORDERS, "kill", "cut off", "double", "die", "refuse", "dawdle"]
 #: What the recorder must have seen, or it has proved nothing.
-WITNESSED = {"jobs", "merged", "error", "dies", "dawdles", "doubles"}
+WITNESSED = {"jobs", "merged", "error", "killed", "dies", "dawdles", "doubles"}
 #: How many processes call, and how often each.
 CROWD, CALLS = 8, 125 if IS_MATRIX else 25
 
@@ -72,11 +72,11 @@ class TestManyCallsWhileOneRuns:
 
 
 class TestARecorderThatKnowsNothingOfLocks:
-    """Ten publishers, two workers, and faults: of connections, workers and publishers, but not of Redis."""
+    """Ten publishers, two workers, and faults: of connections, workers and publishers. Redis keeps its data."""
 
     @pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)
     def test_sees_no_stale_run_and_no_call_without_a_run_of_its_arguments_or_later_ones(
-        self, config, tasks, broker_proxy, start_worker, ledger, locks, orders
+        self, config, tasks, broker_proxy, lock_proxy, start_worker, ledger, locks, orders
     ):
         """RabbitMQ delivers again at once what a worker that is cut off or killed had not acked."""
         config.settings["broker_transport_options"] = {**NO_RETRIES, "confirm_publish": True}
@@ -92,7 +92,7 @@ class TestARecorderThatKnowsNothingOfLocks:
             )
             broker_proxy.mend()
 
-        with publishing(config, Plan("latest_short", FOR, str(orders))) as publishers:
+        with publishing(config, Plan("latest_short", FOR, str(orders), moves=0.5, deadly=0.03)) as publishers:
             for fault in itertools.cycle(FAULTS):
                 with suppress(subprocess.TimeoutExpired):
                     publishers.wait(BETWEEN_FAULTS)
@@ -101,6 +101,8 @@ class TestARecorderThatKnowsNothingOfLocks:
                 match fault:
                     case "cut":
                         broker_proxy.cut()
+                    case "cut off":
+                        lock_proxy.cut()
                     case "kill":
                         workers.pop(0).kill()
                         workers.append(start_worker(2))

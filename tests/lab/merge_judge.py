@@ -49,6 +49,7 @@ class Judge:
     def __init__(self, ledger: Ledger) -> None:
         lines = ledger.lines()
         self.runs = ledger.runs()
+        self._ended = {(line["pid"], line["start"]) for line in lines if line["event"] == "end"}
         self.calls = {line["item"]: _noted(line) for line in lines if line["event"] in {"call", "error"}}
         self._warned = [(line["pid"], line["at"]) for line in lines if line["event"] == "warned"]
         answers = [line for line in lines if line["event"] == "call"]
@@ -57,6 +58,7 @@ class Judge:
             merged=sum(line["duplicate"] for line in answers),
             alone=sum(not call.is_numbered for call in self.calls.values()),
             runs=len(self.runs),
+            killed=sum(not self._is_whole(run) for run in self.runs),
         )
         self.counts.update(
             line["event"] for line in lines if line["event"] in {"error", "dies", "dawdles", "doubles", "warned"}
@@ -67,7 +69,10 @@ class Judge:
         return [run for run in self.runs if run.item not in self.calls or self.calls[run.item].key != run.key]
 
     def lost(self) -> list[Noted]:
-        """The accepted calls after which no run has begun that has their arguments or perhaps later ones."""
+        """The accepted calls after which no run has begun, and ended alive, with their arguments or perhaps later ones.
+
+        Their tasks are acked late: the message of a run that was killed is delivered again.
+        """
         return [call for call in self.calls.values() if call.is_accepted and not self._has_run(call)]
 
     def stale(self) -> list[Stale]:
@@ -83,8 +88,11 @@ class Judge:
         return Counter(stale.excuse for stale in self.stale() if stale.excuse)
 
     def _has_run(self, call: Noted) -> bool:
-        after = (run for run in self.runs if run.key == call.key and run.start >= call.asked_at)
+        after = (run for run in self.runs if run.key == call.key and run.start >= call.asked_at and self._is_whole(run))
         return any(not self.calls[run.item].is_surely_before(call) for run in after if run.item in self.calls)
+
+    def _is_whole(self, run: Run) -> bool:
+        return (run.pid, run.start) in self._ended
 
     def _stale(self) -> Iterator[Stale]:
         newest: dict[str, list[Noted]] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import random
 import signal
@@ -44,6 +45,10 @@ class Plan:
     seed: int = 1
     calls: int = 0
     """How many calls each publisher makes, without a pause; 0: with pauses, until the time is over."""
+    moves: float = math.inf
+    """After so many seconds all go on to other keys, so that nothing follows the last calls of the earlier ones."""
+    deadly: float = 0.0
+    """The share of the calls that kill the child that first runs them."""
 
 
 @contextmanager
@@ -79,7 +84,8 @@ class Publisher:
     def call_until(self, end: float) -> None:
         """Call again and again."""
         while time.monotonic() < end and (not self.plan.calls or self._count < self.plan.calls):
-            self._call(self.rng.randrange(self.plan.keys))
+            past = int(time.monotonic() / self.plan.moves)
+            self._call(self.plan.keys * past + self.rng.randrange(self.plan.keys))
             time.sleep(0.0 if self.plan.calls else self.rng.uniform(0.0, 0.03))
 
     def _call(self, key: int) -> None:
@@ -88,7 +94,7 @@ class Publisher:
         item = f"{self._number}.{self._count}"
         note: dict[str, Any] = {"key": str(key), "item": item, "pid": os.getpid(), "asked_at": time.monotonic()}
         try:
-            result = self.task.delay(key, item, self.rng.uniform(0.0, 0.05))
+            result = self.task.delay(key, item, self.rng.uniform(0.0, 0.05), *self._how(item))
         except Exception as error:  # noqa: BLE001 - the broker has many
             note.update(event="error", id=self.id, error=repr(error))
         else:
@@ -97,6 +103,10 @@ class Publisher:
             is_numbered=self.is_numbered, named_at=self.named_at, sent_at=self.sent_at, returned_at=time.monotonic()
         )
         self.ledger.write(note)
+
+    def _how(self, item: str) -> tuple[str, ...]:
+        is_deadly = self.rng.random() < self.plan.deadly
+        return ("dies", str(Path(self.plan.orders, f"died {item}"))) if is_deadly else ()
 
     def _on_its_way(self, *args: Any, **options: Any) -> Any:
         """The job's id is known, and its message is not sent yet."""
