@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-import pytest
-from celery import Task, states
-from celery.exceptions import TaskRevokedError
+import itertools
+import time
+from contextlib import suppress
+from threading import Thread
 
-from tests.conftest import on_every_broker
-from tests.lab.servers import wait_until
+import pytest
+from celery import Task, chain, chord, group, states
+from celery.exceptions import TaskRevokedError
+from kombu.exceptions import OperationalError
+
+from celery_redislock import LockConfigError, LockUnavailable
+from celery_redislock.protocol.names import keys_of
+from tests.conftest import IS_MATRIX, on_every_broker
+from tests.lab.servers import need, need_pool, wait_until
 
 PATIENCE = 30
+#: With these a publish fails at once where the broker does not answer.
+NO_RETRIES = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
+
+
+def received(app, task_id):
+    """Whether a worker has the message: one that waits in line is not among Celery's own."""
+    return any(
+        app.control.inspect(timeout=1).query_task(task_id)
+        or app.control.broadcast("redislock_waiting", reply=True, timeout=1)
+    )
 
 
 @pytest.fixture
@@ -114,3 +132,434 @@ class TestDebounce:
         calls = [tasks.debounced.delay("k", number) for number in range(20)]
         assert [call.get(timeout=PATIENCE) for call in calls] == [19] * 20
         assert ledger.items() == ["19"]
+
+
+class TestACallWhoseIdMatters:
+    """It is sent with its own arguments, takes no place, and waits in line."""
+
+    @on_every_broker
+    @pytest.mark.parametrize("how", ["task_id", "link", "link_error", "chain", "group", "header", "chord body"])
+    def test_keeps_its_arguments(self, tasks, held, ledger, gate, nothing_is_left, how):
+        held(tasks.latest)
+        task, plain = tasks.latest, tasks.plain
+        ticket = task.delay("k", "ticket")
+        publish = {
+            "task_id": lambda: task.apply_async(("k", "own"), task_id="mine"),
+            "link": lambda: task.apply_async(("k", "own"), link=plain.si()),
+            "link_error": lambda: task.apply_async(("k", "own"), link_error=plain.si()),
+            "chain": lambda: chain(task.si("k", "own"), plain.si()).apply_async(),
+            "group": lambda: group(task.si("k", "own"), plain.si()).apply_async(),
+            "header": lambda: chord([task.si("k", "own"), plain.si()])(plain.si()),
+            "chord body": lambda: chord([plain.si(), plain.si()])(task.si("k", "own")),
+        }[how]
+        result = publish()
+        if how == "chord body":
+            wait_until(lambda: not result.parent or result.parent.ready(), "the header has run")
+        later = task.delay("k", "later")
+        assert (later.id, later.duplicate) == (ticket.id, True)
+        gate.open()
+        result.get(timeout=PATIENCE)
+        assert ticket.get(timeout=PATIENCE) == "later"
+        assert next(item for item in ledger.items() if not item.isdigit()) == "holder"
+        assert {"own", "later"} <= set(ledger.items())
+        assert "ticket" not in ledger.items()
+        nothing_is_left()
+
+    @on_every_broker
+    def test_the_links_of_a_failed_message_are_called_once(self, tasks, held, ledger, gate):
+        held(tasks.latest)
+        result = tasks.latest.apply_async(("k", "own", 0, "failure"), link_error=tasks.plain.si())
+        ticket = tasks.latest.delay("k", "ticket")
+        gate.open()
+        assert ticket.get(timeout=PATIENCE) == "ticket"
+        with pytest.raises(ValueError, match="own fails"):
+            result.get(timeout=PATIENCE)
+
+
+class TestATicketThatDoesNotRun:
+    @on_every_broker
+    def test_is_revoked_for_all_its_callers_and_the_next_call_is_sent(
+        self, app, tasks, held, ledger, gate, nothing_is_left
+    ):
+        held(tasks.latest)
+        calls = [tasks.latest.delay("k", number) for number in range(3)]
+        time.sleep(0.5)
+        app.control.revoke(calls[0].id, reply=True, limit=1, timeout=5)
+        for call in calls:
+            with pytest.raises(TaskRevokedError):
+                call.get(timeout=PATIENCE)
+        following = tasks.latest.delay("k", "next")
+        assert (following.duplicate, following.id == calls[0].id) == (False, False)
+        gate.open()
+        assert following.get(timeout=PATIENCE) == "next"
+        assert ledger.items() == ["holder", "next"]
+        nothing_is_left()
+
+    @on_every_broker
+    def test_is_revoked_while_it_sleeps(self, app, tasks, start_worker, ledger, nothing_is_left):
+        start_worker(2)
+        first = tasks.debounced_long.delay("k", "first")
+        assert tasks.debounced_long.delay("k", "second").id == first.id
+        wait_until(lambda: received(app, first.id), "the worker has it")
+        app.control.revoke(first.id, reply=True, limit=1, timeout=5)
+        with pytest.raises(TaskRevokedError):
+            first.get(timeout=PATIENCE)
+        following = tasks.debounced_long.delay("k", "next")
+        assert following.id != first.id
+        assert following.get(timeout=PATIENCE) == "next"
+        assert ledger.items() == ["next"]
+        nothing_is_left()
+
+    @on_every_broker
+    def test_expires_if_the_last_call_does(self, tasks, held, ledger, gate, nothing_is_left):
+        held(tasks.latest)
+        first = tasks.latest.delay("k", "first")
+        last = tasks.latest.apply_async(("k", "last"), expires=0.3)
+        assert last.id == first.id
+        time.sleep(0.5)
+        gate.open()
+        with pytest.raises(TaskRevokedError, match="expired"):
+            last.get(timeout=PATIENCE)
+        assert tasks.latest.delay("k", "next").get(timeout=PATIENCE) == "next"
+        assert ledger.items() == ["holder", "next"]
+        nothing_is_left()
+
+    @on_every_broker
+    def test_does_not_expire_if_only_an_earlier_call_does(self, tasks, held, ledger, gate, nothing_is_left):
+        held(tasks.latest)
+        first = tasks.latest.apply_async(("k", "first"), expires=0.3)
+        last = tasks.latest.delay("k", "last")
+        assert last.id == first.id
+        time.sleep(0.5)
+        gate.open()
+        assert last.get(timeout=PATIENCE) == "last"
+        nothing_is_left()
+
+    @on_every_broker
+    def test_that_fails_gives_its_error_to_all_callers(self, tasks, held, gate, nothing_is_left):
+        held(tasks.latest)
+        calls = [tasks.latest.delay("k", number, 0, "failure") for number in range(3)]
+        gate.open()
+        for call in calls:
+            with pytest.raises(ValueError, match="2 fails"):
+                call.get(timeout=PATIENCE)
+        nothing_is_left()
+
+
+class TestOptionsOfTheCall:
+    @on_every_broker
+    def test_a_longer_countdown_of_the_last_call_counts(self, tasks, start_worker, ledger, nothing_is_left):
+        start_worker(2)
+        began = time.monotonic()
+        first = tasks.latest.apply_async(("k", "first"), countdown=1)
+        last = tasks.latest.apply_async(("k", "last"), countdown=3)
+        assert last.id == first.id
+        assert last.get(timeout=PATIENCE) == "last"
+        assert ledger.runs()[0].start - began >= 3
+        assert ledger.items() == ["last"]
+        nothing_is_left()
+
+    def test_a_shorter_countdown_does_not_shorten_the_life_of_what_is_kept(self, tasks, locks):
+        """The message comes only when the longer one is over."""
+        days = 5 * 86_400
+        for task in (tasks.latest, tasks.collected):
+            first = task.apply_async(("k", "first"), countdown=days)
+            assert task.delay("k", "last").id == first.id
+            keys = keys_of(task.lock_for("k").name)
+            for name in (keys.queued, keys.queued.replace(":queued", ":pending")):
+                assert locks.client.pttl(name) > days * 1000
+
+    @on_every_broker
+    def test_each_priority_is_allowed(self, tasks, held, gate):
+        held(tasks.latest)
+        calls = [tasks.latest.apply_async(("k", number), priority=number) for number in range(3)]
+        gate.open()
+        assert [call.get(timeout=PATIENCE) for call in calls] == [2, 2, 2]
+
+    @on_every_broker
+    @pytest.mark.parametrize("serializer", ["json", "yaml", "msgpack"])
+    def test_serializers_may_differ_from_call_to_call(self, config, tasks, start_worker, ledger, serializer):
+        need(serializer)
+        config.settings["accept_content"] = ["json", serializer]
+        calls = [
+            tasks.latest.apply_async(("k", number), serializer=name) for number, name in ((1, "json"), (2, serializer))
+        ]
+        calls += [
+            tasks.collected.apply_async(("k", n), {"how": "calls"}, serializer=name)
+            for n, name in ((1, "json"), (2, serializer))
+        ]
+        start_worker(2)
+        assert [call.get(timeout=PATIENCE) for call in calls] == [2, 2, [1, 2], [1, 2]]
+
+    @pytest.mark.parametrize("serializer", ["pickle", "application/x-python-serialize"])
+    def test_pickle_is_refused(self, tasks, locks, serializer):
+        with pytest.raises(LockConfigError, match=r"pickle|python-serialize"):
+            tasks.latest.apply_async(("k", "first"), serializer=serializer)
+        assert locks.client.keys() == []
+
+    @on_every_broker
+    def test_a_body_above_64_KiB_is_sent_alone(self, tasks, held, ledger, gate, nothing_is_left):
+        held(tasks.latest)
+        ticket, large = tasks.latest.delay("k", "ticket"), tasks.latest.delay("k", "x" * 65_536)
+        last = tasks.latest.delay("k", "last")
+        assert (large.duplicate, large.id == ticket.id, last.id == ticket.id) == (False, False, True)
+        gate.open()
+        assert (large.get(timeout=PATIENCE), last.get(timeout=PATIENCE)) == ("x" * 65_536, "last")
+        nothing_is_left()
+
+    @on_every_broker
+    def test_a_body_of_almost_64_KiB_is_merged(self, tasks, held, gate, nothing_is_left):
+        held(tasks.latest)
+        ticket, large = tasks.latest.delay("k", "ticket"), tasks.latest.delay("k", "x" * 65_000)
+        assert large.id == ticket.id
+        gate.open()
+        assert large.get(timeout=PATIENCE) == "x" * 65_000
+        nothing_is_left()
+
+
+class TestInThisProcess:
+    @pytest.mark.parametrize("is_always", [False, True])
+    def test_an_eager_run_has_the_one_call(self, app, tasks, is_always):
+        app.conf.task_always_eager = is_always
+        call = tasks.collected.delay if is_always else lambda *args, **kwargs: tasks.collected.apply(args, kwargs)
+        assert call("k", "item", how="calls").get() == ["item"]
+        app.conf.task_always_eager = False
+
+
+class TestTheLockServer:
+    @on_every_broker
+    def test_that_is_emptied_lets_the_ticket_run_with_its_own_arguments(self, tasks, held, locks, ledger, gate):
+        held(tasks.latest)
+        ticket = tasks.latest.delay("k", "own")
+        assert tasks.latest.delay("k", "later").id == ticket.id
+        locks.client.flushall()
+        assert ticket.get(timeout=PATIENCE) == "own"
+        gate.open()
+        assert tasks.latest.delay("k", "next").get(timeout=PATIENCE) == "next"
+
+    @pytest.mark.parametrize("how", ["retry", "run", "raise"])
+    def test_out_of_reach_sends_a_call_alone_or_raises(
+        self, tasks, lock_proxy, start_worker, ledger, nothing_is_left, how
+    ):
+        task = {"retry": tasks.latest_retry, "run": tasks.latest_run, "raise": tasks.latest_raise}[how]
+        lock_proxy.refuse()
+        if how == "raise":
+            with pytest.raises(LockUnavailable):
+                task.delay("k", "first")
+        else:
+            assert task.delay("k", "first").duplicate is False
+        lock_proxy.mend()
+        start_worker(2)
+        with suppress(LockUnavailable):  # an outage is over only when it was looked for again
+            task.delay("k", "second")
+        time.sleep(1)
+        assert task.delay("k", "third").get(timeout=PATIENCE) == "third"
+        if how != "raise":
+            wait_until(lambda: "first" in ledger.items(), "the first ran too")
+        nothing_is_left()
+
+    @pytest.mark.parametrize("name", [":pending", ":newest"])
+    @pytest.mark.parametrize("kind", ["string", "list", "hash"])
+    def test_with_a_foreign_value_stops_no_more_than_its_own_key(self, tasks, start_worker, ledger, locks, name, kind):
+        worker = start_worker(2)
+        key = keys_of(tasks.latest_raise.lock_for("k").name).queued.replace(":queued", name)
+        store = {
+            "string": lambda: locks.client.set(key, "nonsense"),
+            "list": lambda: locks.client.rpush(key, "nonsense"),
+            "hash": lambda: locks.client.hset(key, "claim", "nonsense"),
+        }[kind]
+        store()
+        with suppress(LockUnavailable):
+            tasks.latest.delay("k", "odd")
+        other = tasks.latest.delay("other", "other")
+        assert other.get(timeout=PATIENCE) == "other"
+        locks.client.delete(key)
+        assert tasks.latest.delay("k", "next").get(timeout=PATIENCE) == "next"
+        assert "Traceback" not in worker.output()
+
+    @pytest.mark.parametrize("field", ["1", "bodies", "number", "due", "expires", "count", "first", "job", "claim"])
+    @pytest.mark.parametrize("value", ["", "nonsense", "application/json utf-8\n[", str(10**30), "-1", "nan"])
+    def test_a_damaged_field_costs_no_more_than_that_run(
+        self, tasks, held, ledger, gate, locks, field, value, nothing_is_left
+    ):
+        held(tasks.latest)
+        first = tasks.latest.delay("k", "first")
+        (pending,) = locks.client.keys("*:pending")
+        locks.client.hset(pending, field, value)
+        with suppress(LockUnavailable):
+            tasks.latest.delay("k", "second")
+        locks.client.hset(pending, field, value)
+        gate.open()
+        with suppress(Exception):
+            first.get(timeout=3)
+        assert tasks.latest.delay("k", "next").get(timeout=PATIENCE) == "next"
+        assert tasks.latest.delay("other", "other").get(timeout=PATIENCE) == "other"
+
+    @pytest.mark.parametrize("number", [1, 2**53 - 1, 2**53, -1, 1e300, "1", None, [1], True])
+    def test_a_forged_number_in_a_header_disturbs_no_later_call(
+        self, app, tasks, start_worker, ledger, locks, number, nothing_is_left
+    ):
+        start_worker(2)
+        tasks.latest.delay("k", "before").get(timeout=PATIENCE)
+        forged = app.send_task("lab.latest", ("k", "forged"), headers={"redislock": {"number": number}})
+        with suppress(TaskRevokedError):
+            forged.get(timeout=PATIENCE)
+        for item in ("after", "last"):
+            assert tasks.latest.delay("k", item).get(timeout=PATIENCE) == item
+        calls = [tasks.collected.delay("k", number, how="calls") for number in range(2)]
+        assert calls[1].get(timeout=PATIENCE)[-1] == 1
+
+
+class TestTheBroker:
+    def test_out_of_reach_gives_the_first_caller_the_error_and_the_next_one_the_place(
+        self, config, broker_proxy, tasks, start_worker, ledger, nothing_is_left
+    ):
+        config.settings["broker_transport_options"] = NO_RETRIES
+        broker_proxy.refuse()
+        with pytest.raises(OperationalError):
+            tasks.latest.delay("k", "lost")
+        broker_proxy.mend()
+        following = tasks.latest.delay("k", "next")
+        assert following.duplicate is False
+        start_worker(2)
+        assert following.get(timeout=PATIENCE) == "next"
+        assert ledger.items() == ["next"]
+        nothing_is_left()
+
+    def test_while_a_publish_is_about_to_fail_nothing_is_merged_into_it(
+        self, app, tasks, start_worker, ledger, monkeypatch, nothing_is_left
+    ):
+        send, others = app.amqp.send_task_message, []
+        is_first = iter([True])
+
+        def fails_late(*args, **options):
+            if not next(is_first, False):
+                return send(*args, **options)
+            other = Thread(target=lambda: others.append(tasks.latest.delay("k", "meanwhile")))
+            other.start()
+            time.sleep(0.3)
+            assert others == []
+            raise OperationalError
+
+        monkeypatch.setattr(app.amqp, "send_task_message", fails_late)
+        with pytest.raises(OperationalError):
+            tasks.latest.delay("k", "lost")
+        wait_until(lambda: others, "the other call is answered")
+        assert others[0].duplicate is False
+        start_worker(2)
+        assert others[0].get(timeout=PATIENCE) == "meanwhile"
+        assert ledger.items() == ["meanwhile"]
+        nothing_is_left()
+
+
+class TestAWarmShutdown:
+    @on_every_broker
+    @pytest.mark.parametrize("how", ["sleeps", "waits"])
+    def test_gives_a_ticket_to_another_worker_with_the_latest_arguments(
+        self, app, tasks, start_worker, running, ledger, gate, nothing_is_left, how
+    ):
+        task = tasks.debounced_long if how == "sleeps" else tasks.latest
+        first_worker = start_worker(2)
+        if how == "waits":
+            task.delay("k", "holder", str(gate))
+            running("holder")
+        ticket = task.delay("k", "first")
+        wait_until(lambda: received(app, ticket.id), "the worker has it")
+        assert task.delay("k", "second").id == ticket.id
+        first_worker.begin_to_stop()
+        gate.open()
+        first_worker.wait()
+        last = task.delay("k", "last")
+        start_worker(2)
+        assert last.get(timeout=PATIENCE) == "last"
+        assert ledger.items()[-1] == "last"
+        assert "first" not in ledger.items()
+        nothing_is_left()
+
+
+class TestOtherOptions:
+    @on_every_broker
+    def test_a_cooldown_and_a_fence_go_with_it(self, tasks, start_worker, ledger, running, gate):
+        start_worker(2)
+        first = tasks.latest_cooled.delay("k", "first", str(gate), "fence")
+        running("first")
+        calls = [tasks.latest_cooled.delay("k", number, 0, "fence") for number in range(3)]
+        gate.open()
+        fences = [first.get(timeout=PATIENCE), calls[2].get(timeout=PATIENCE)]
+        assert fences[0] < fences[1]
+        assert ledger.items() == ["first", "2"]
+        assert ledger.runs()[1].start - ledger.runs()[0].end >= 1
+
+    @pytest.mark.parametrize("pool", ["threads", "solo", "gevent"])
+    def test_in_each_pool(self, tasks, start_worker, ledger, pool):
+        need_pool(pool)
+        calls = [tasks.latest.delay("k", number) for number in range(5)]
+        others = [tasks.collected.delay("k", number, how="calls") for number in range(5)]
+        start_worker(2, "-P", pool)
+        assert [call.get(timeout=PATIENCE) for call in calls] == [4] * 5
+        assert others[0].get(timeout=PATIENCE) == [0, 1, 2, 3, 4]
+        slept = [tasks.debounced.delay("k", number) for number in range(5)]
+        assert slept[0].get(timeout=PATIENCE) == 4
+
+
+class TestDebounceOfManyCalls:
+    @on_every_broker
+    def test_one_run_begins_half_a_second_after_the_last_of_fifty_calls(self, tasks, start_worker, ledger):
+        start_worker(2)
+        for number in range(50):
+            asked_at = time.monotonic()
+            result = tasks.debounced.delay("k", number)
+            time.sleep(0.02)
+        assert result.get(timeout=PATIENCE) == 49
+        (run,) = ledger.runs()
+        print(f"{run.start - asked_at:.3f} s after the last call")
+        assert run.start - asked_at >= 0.5
+
+    @on_every_broker
+    def test_a_maximum_lets_three_or_four_run_in_six_seconds(self, tasks, start_worker, ledger, nothing_is_left):
+        start_worker(2)
+        end, number = time.monotonic() + 6, 0
+        while time.monotonic() < end:
+            number += 1
+            last = tasks.debounced_max.delay("k", number)
+            time.sleep(0.05)
+        assert last.get(timeout=PATIENCE) == number
+        assert len(ledger.runs()) in {3, 4}
+        nothing_is_left()
+
+    @pytest.mark.xfail(reason="its message comes only when the countdown that it was sent with is over", strict=True)
+    def test_a_hundred_collected_calls_are_due_at_once(self, tasks, start_worker):
+        start_worker(2)
+        calls = [tasks.collected_debounced.delay("k", number, how="calls") for number in range(100)]
+        assert calls[0].get(timeout=5) == list(range(100))
+
+    def test_the_call_after_a_hundred_collected_ones_gets_a_run_of_its_own(self, tasks, held, gate, nothing_is_left):
+        held(tasks.collected)
+        calls = [tasks.collected.delay("k", number, how="calls") for number in range(103)]
+        assert len({call.id for call in calls[:100]}) == 1
+        assert calls[100].id != calls[0].id
+        assert len({call.id for call in calls[100:]}) == 1
+        gate.open()
+        assert calls[0].get(timeout=PATIENCE) == list(range(100))
+        assert calls[100].get(timeout=PATIENCE) == [100, 101, 102]
+        nothing_is_left()
+
+
+@on_every_broker
+def test_children_that_die_in_the_body_are_followed_by_runs_with_equal_arguments(
+    tasks, start_worker, ledger, tmp_path, nothing_is_left
+):
+    start_worker(2)
+    deaths = 20 if IS_MATRIX else 5
+    for number in range(deaths):
+        tasks.latest.delay("k", f"first {number}", 0, "dies", str(tmp_path / f"died{number}"))
+        result = tasks.latest.delay("k", f"last {number}", 0, "dies", str(tmp_path / f"died{number}"))
+        assert result.get(timeout=PATIENCE)
+    items = [item for item in ledger.items() if item.startswith("last")]
+    reruns = [one for one, following in itertools.pairwise(items) if one == following]
+    assert len(set(ledger.items())) <= 2 * deaths
+    for number in range(deaths):
+        dead = [item for item in ledger.items() if item.endswith(f" {number}")]
+        assert dead[0] == dead[1]
+    assert len(reruns) <= deaths
+    nothing_is_left()

@@ -31,6 +31,8 @@ class Fault:
     gate: threading.Event | None = None
     """What is hit is held back until the gate is open."""
     met: int = 0
+    seen: set[bytes] | None = None
+    """The commands that were hit, if each is hit only once however often it is sent."""
     struck: int = 0
     """How often the fault has struck. By then the server has run the command, unless the fault strikes `before`."""
 
@@ -39,6 +41,10 @@ class Fault:
         name = command_name(command) if command else b""
         if self.to not in {b"", name} or self.where not in command:
             return False
+        if self.seen is not None:
+            if command in self.seen:
+                return False
+            self.seen.add(command)
         self.met += 1
         hit = self.nth in {None, self.met}
         self.struck += hit
@@ -114,6 +120,10 @@ class Proxy:
             hang: Keep the connection open and silent instead, so that the client must time out.
         """
         return self._add(Fault(to, where, nth, drops=True, hang=hang))
+
+    def drop_first_replies(self, to: bytes = b"", where: bytes = b"") -> Fault:
+        """Lose the reply to each command that fits when it is sent for the first time, but not when it is repeated."""
+        return self._add(Fault(to, where, None, drops=True, seen=set()))
 
     def drop_command(self, to: bytes = b"", where: bytes = b"", nth: int = 1) -> Fault:
         """Lose one command, of which the server never hears; its connection stays open and silent. As `drop_reply`."""

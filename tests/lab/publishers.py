@@ -1,13 +1,14 @@
 """Publishers that know nothing of locks: processes that call one task in a loop, and note what they were told.
 
 ``python -m tests.lab.publishers PLAN`` ends when they have ended. One that dies is replaced. `tests.lab.window_judge`
-reads their notes.
+and `tests.lab.merge_judge` read their notes.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import random
 import signal
@@ -22,6 +23,7 @@ from typing import Any
 
 from celery import Celery
 
+from celery_redislock.message.header import HEADER
 from tests.lab.app import Config, make_app
 from tests.lab.ledger import Ledger
 
@@ -41,6 +43,12 @@ class Plan:
     keys: int = 6
     publishers: int = 10
     seed: int = 1
+    calls: int = 0
+    """How many calls each publisher makes, without a pause; 0: with pauses, until the time is over."""
+    moves: float = math.inf
+    """After so many seconds all go on to other keys, so that nothing follows the last calls of the earlier ones."""
+    deadly: float = 0.0
+    """The share of the calls that kill the child that first runs them."""
 
 
 @contextmanager
@@ -63,9 +71,11 @@ class Publisher:
         self.task: Any = self.app.tasks[f"lab.{plan.task}"]
         self.ledger, self.plan = Ledger(Path(config.ledger)), plan
         self.rng = random.Random(f"{plan.seed}-{number}")
+        self._number, self._count = number, 0
         self.id: str | None = None
         self.named_at: float | None = None
         self.sent_at: float | None = None
+        self.is_numbered = True
         self._send_task, self._send_message = self.app.send_task, self.app.amqp.send_task_message
         self.app.send_task = self._on_its_way  # type: ignore[method-assign]
         self.app.amqp.send_task_message = self._sent
@@ -73,25 +83,35 @@ class Publisher:
 
     def call_until(self, end: float) -> None:
         """Call again and again."""
-        while time.monotonic() < end:
-            self._call(self.rng.randrange(self.plan.keys))
-            time.sleep(self.rng.uniform(0.0, 0.03))
+        while time.monotonic() < end and (not self.plan.calls or self._count < self.plan.calls):
+            past = int(time.monotonic() / self.plan.moves)
+            self._call(self.plan.keys * past + self.rng.randrange(self.plan.keys))
+            time.sleep(0.0 if self.plan.calls else self.rng.uniform(0.0, 0.03))
 
     def _call(self, key: int) -> None:
         self.id = self.named_at = self.sent_at = None
-        note: dict[str, Any] = {"key": str(key), "pid": os.getpid(), "asked_at": time.monotonic()}
+        self.is_numbered, self._count = True, self._count + 1
+        item = f"{self._number}.{self._count}"
+        note: dict[str, Any] = {"key": str(key), "item": item, "pid": os.getpid(), "asked_at": time.monotonic()}
         try:
-            result = self.task.delay(key, "", self.rng.uniform(0.0, 0.05))
+            result = self.task.delay(key, item, self.rng.uniform(0.0, 0.05), *self._how(item))
         except Exception as error:  # noqa: BLE001 - the broker has many
             note.update(event="error", id=self.id, error=repr(error))
         else:
             note.update(event="call", id=result.id, duplicate=result.duplicate)
-        note.update(named_at=self.named_at, sent_at=self.sent_at, returned_at=time.monotonic())
+        note.update(
+            is_numbered=self.is_numbered, named_at=self.named_at, sent_at=self.sent_at, returned_at=time.monotonic()
+        )
         self.ledger.write(note)
+
+    def _how(self, item: str) -> tuple[str, ...]:
+        is_deadly = self.rng.random() < self.plan.deadly
+        return ("dies", str(Path(self.plan.orders, f"died {item}"))) if is_deadly else ()
 
     def _on_its_way(self, *args: Any, **options: Any) -> Any:
         """The job's id is known, and its message is not sent yet."""
         self.id, self.named_at = options["task_id"], time.monotonic()
+        self.is_numbered = "number" in options["headers"][HEADER]
         if self._is_told_to("die"):
             self.ledger.write({"event": "dies", "id": self.id, "pid": os.getpid()})
             time.sleep(self.rng.uniform(0.0, 1.2))

@@ -29,6 +29,8 @@ from celery_redislock.task.plan import LockAttributes
 
 from .wire import SECRET
 
+#: Options with which those of merged calls are allowed.
+MERGING: dict[str, Any] = {"scope": "queue", "args": ["sku"], "arguments": "latest"}
 DURATIONS = ["lease", "max_hold", "wait_for", "queue_ttl"]
 NO_DURATIONS = [0, 0.0, -1, math.nan, math.inf, -math.inf, "10", True, [10]]
 
@@ -478,3 +480,52 @@ def test_the_descriptions_have_the_defaults() -> None:
         else:
             shown = f"{default:g}" if isinstance(default, float) else str(default)
             assert f"{shown} by default" in text or f"{shown}, the default" in text
+
+
+@pytest.mark.parametrize("arguments", ["latest", "all"])
+def test_merged_calls_may_be_debounced(arguments: str) -> None:
+    own = {**MERGING, "arguments": arguments, "debounce": 5, "debounce_max": 5}
+    resolved = options(own)
+    assert (resolved.arguments, resolved.debounce, resolved.debounce_max) == (arguments, 5, 5)
+    assert options({**own, "debounce": None, "debounce_max": None}).debounce is None
+
+
+@pytest.mark.parametrize("value", NO_DURATIONS, ids=repr)
+@pytest.mark.parametrize("name", ["debounce", "debounce_max"])
+def test_what_is_no_duration_is_no_debounce(name: str, value: Any) -> None:
+    message = refusal({**MERGING, "debounce": 5, name: value})
+    assert message.startswith(f"shop.bill: lock_{name} = ")
+    assert "allowed: seconds greater than 0" in message
+
+
+@pytest.mark.parametrize("value", [None, "", "last", "Latest", 1, True, ["latest"], b"latest"])
+def test_other_arguments_than_the_first_the_latest_or_all_are_refused(value: Any) -> None:
+    assert "'first'" in refusal({**MERGING, "arguments": value})
+
+
+@pytest.mark.parametrize(
+    ("own", "told"),
+    [
+        ({"scope": "run"}, "'queue'"),
+        ({"scope": "job"}, "'queue'"),
+        ({"args": None}, "set lock_args"),
+        ({"hold_on_retry": True}, "lock_hold_on_retry"),
+        ({"limit": 2}, "lock_limit"),
+        ({"window": 60}, "lock_window"),
+        ({"on_conflict": "skip"}, "lock_on_conflict"),
+        ({"on_conflict": "join"}, "lock_on_conflict"),
+        ({"debounce_max": 5}, "lock_debounce"),
+        ({"debounce": 5, "debounce_max": 4.9}, "lock_debounce"),
+        ({"arguments": "first", "debounce": 5}, "lock_arguments"),
+        ({"arguments": "first", "debounce_max": 5}, "lock_debounce"),
+    ],
+    ids=str,
+)
+def test_what_cannot_go_with_merged_calls_is_refused(own: dict[str, Any], told: str) -> None:
+    assert told in refusal({**MERGING, **own})
+
+
+@pytest.mark.parametrize("name", ["arguments", "debounce", "debounce_max"])
+def test_a_refusal_of_merged_calls_names_the_setting_where_the_app_has_set_it(name: str) -> None:
+    values = {"arguments": "latest", "debounce": 5.0, "debounce_max": 4.0}
+    assert f"redislock_{name}" in refusal({"scope": "run" if name == "arguments" else "queue"}, **{name: values[name]})

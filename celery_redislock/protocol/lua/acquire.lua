@@ -124,9 +124,10 @@ local function refusal()
   if calls == named(line, ':pending') then
     local due, expires = unpack(redis.call('HMGET', calls, 'due', 'expires'))
     if (tonumber(expires) or math.huge) <= now() then return {'expired'} end
-    if ms_until(due) > 0 then return {'due', ms_until(due), now()} end
+    due = ms_until(sound(due, 2 ^ 53) or 0)
+    if due > 0 then return {'due', due, now()} end
   end
-  if is_replaceable and tonumber(number) < newest then return {'superseded', id} end
+  if is_replaceable and (tonumber(number) or 0) < newest then return {'superseded', id} end
 end
 
 if job then
@@ -136,6 +137,9 @@ if job then
   if reply then
     if reply[1] ~= 'due' and place and is_owned_by(claim, redis.call('GET', place)) then
       redis.call('DEL', place)  -- at once: nothing may be merged into a message that does not run
+    end
+    if reply[1] ~= 'due' and calls then
+      redis.call('PEXPIRE', calls, MINUTE_MS)  -- the second command gets the same reply if this one is lost
     end
     give_back_all_but(nil)
     return reply
@@ -157,8 +161,8 @@ if not granted then
   end
   if place and is_owned_by(claim, redis.call('GET', place)) then
     redis.call('PEXPIRE', place, given.P)
-    if calls then redis.call('PEXPIRE', calls, given.P + DAY_MS) end
   end
+  if calls then outlast(calls, DAY_MS) end  -- the message may wait for days
   return refused('conflict', 0, names, values, 1, capacity)
 end
 

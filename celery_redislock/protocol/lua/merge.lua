@@ -41,9 +41,11 @@ local pending, answer = named(line, ':pending'), named(line, ':merged:' .. nonce
 local queued, claim = redis.call('GET', place), claim_of(pending)
 local job, last, first, due, count, expires =
   unpack(claim and redis.call('HMGET', pending, 'job', 'number', 'first', 'due', 'count', 'expires') or {})
+last, first, count = number_in(last), sound(first, time) or time, sound(count, MOST_CALLS + 1) or 0
+due, expires = sound(due, 2 ^ 53) or 0, sound(expires, 2 ^ 53) or ''
 
 if claim == nonce_of(owner) and is_owned_by(owner, queued) then
-  return {'queued', tonumber(last), ms_until(due)}
+  return {'queued', last, ms_until(due)}
 end
 local answered = not given.M and redis.call('GET', answer)
 if answered then
@@ -73,16 +75,17 @@ if queued and not is_over and (is_unsent or is_retry or not is_of_place or strin
 end
 
 local joins = given.A ~= nil
-local is_merged = queued and not is_over and not (joins and tonumber(count) >= MOST_CALLS)
-if claim and is_over and is_of_place then
-  redis.call('DEL', pending)  -- these calls get no run: their job has ended, or was never sent
+local is_merged = queued and not is_over and not (joins and count >= MOST_CALLS)
+local was_refused = claim and redis.call('PTTL', pending) <= MINUTE_MS
+if claim and (is_over and is_of_place or was_refused) then
+  redis.call('DEL', pending)  -- these calls get no run: their job has ended, was refused, or was never sent
 elseif claim and not is_merged then
-  grant_calls(line, pending, job)  -- the place expired, or the ticket is full: these calls are its own from now on
+  grant_calls(line, pending, job or '')  -- the place expired, or the ticket is full: these calls are its own from now on
 end
 
-local number = is_retry and given.M or whole(math.max(time, (last or 0) + 1, newest + 1))
+local number = is_retry and given.M or whole(math.max(time, last + 1, newest + 1))
 if not is_merged then
-  first, due, count, expires = whole(time), 0, 0, 0
+  first, due, count, expires = time, 0, 0, 0
 end
 local due_at, ends = time + (given.V or 0) * 1000, given.E and whole(time + given.E * 1000) or ''
 if given.B then
@@ -93,10 +96,10 @@ if joins then
 end
 -- The ticket expires with the last of its calls that does, and never if one of them does not.
 ends = ends ~= '' and expires ~= '' and whole(math.max(ends, expires)) or ''
-keep_calls(pending, queued_ms + DAY_MS, joins and tonumber(count) or 0, bodies, 'number', number, 'first', first,
+keep_calls(pending, queued_ms + DAY_MS, joins and count or 0, bodies, 'number', number, 'first', whole(first),
   'due', whole(due_at), 'count', count + #bodies, 'expires', ends)
 if is_merged then
-  redis.call('PEXPIRE', place, queued_ms)
+  outlast(place, queued_ms)  -- an earlier call may have a longer countdown
   redis.call('SET', answer, number .. ' ' .. queued, 'PX', MINUTE_MS)
   return {'merged', tonumber(number), queued, tonumber(queued_ms)}
 end

@@ -34,8 +34,8 @@ end
 -- kept after a room last entered it, in milliseconds.
 local OFFER_MS, CALLED_MS, LINE_MS = 1000, 5000, 150000
 
--- How long what a ticket's run was given is kept for its copies, and the answer to a merged call for its publisher, in
--- milliseconds; and with how many calls a ticket that collects them is full.
+-- How long what a ticket's run was given is kept for its copies, and the answer to a merged call for its publisher and
+-- what belongs to a run that is refused, in milliseconds; and with how many calls a ticket that collects them is full.
 local DAY_MS, MINUTE_MS, MOST_CALLS = 86400000, 60000, 100
 
 -- The options of a command, by their letters in ARGV[1]. A small letter has a key and a capital letter has a value.
@@ -234,10 +234,27 @@ local function claim_of(pending)
   return type(claim) == 'string' and claim or nil
 end
 
+-- The number in the field `text` if it is at least 0 and below `limit`; nil if not: the field is missing or damaged.
+local function sound(text, limit)
+  local number = tonumber(text or '')
+  return number and number >= 0 and number < limit and number or nil
+end
+
+-- The number of a call in the field `text`; 0 if there is none. Such numbers follow the server's clock: one that is more
+-- than a day ahead of it was forged.
+local function number_in(text)
+  return sound(text, now() + DAY_MS * 1000) or 0
+end
+
 -- The number and the task id of the newest call with which a run has begun; 0 if it is not known.
 local function newest_of(line)
   local number, id = string.match(redis.call('GET', named(line, ':newest')) or '', '^(%d+) (.*)$')
-  return tonumber(number or 0), id
+  return number_in(number), id
+end
+
+-- Have the key `name` live for `ttl` milliseconds at least.
+local function outlast(name, ttl)
+  if redis.call('PTTL', name) < tonumber(ttl) then redis.call('PEXPIRE', name, ttl) end
 end
 
 -- Write `bodies` and other fields to the hash `name`, after the `before` bodies that it has.
@@ -248,13 +265,13 @@ local function keep_calls(name, ttl, before, bodies, ...)
     table.insert(fields, body)
   end
   redis.call('HSET', name, unpack(fields))
-  redis.call('PEXPIRE', name, ttl)
+  outlast(name, ttl)
 end
 
--- The bodies in the hash `name`; none if there is no such hash.
+-- The bodies in the hash `name`; none if there is no such hash, or if it is damaged.
 local function bodies_of(name)
   local numbers = {}
-  for number = 1, redis.call('HGET', name, 'bodies') or 0 do
+  for number = 1, sound(redis.call('HGET', name, 'bodies'), MOST_CALLS + 1) or 0 do
     numbers[number] = number
   end
   return #numbers > 0 and redis.call('HMGET', name, unpack(numbers)) or {}
@@ -263,5 +280,5 @@ end
 -- Keep the calls in `hash` as what `job` is given.
 local function grant_calls(line, hash, job)
   redis.call('RENAME', hash, named(line, ':args:' .. job))
-  redis.call('PEXPIRE', named(line, ':args:' .. job), DAY_MS)
+  outlast(named(line, ':args:' .. job), DAY_MS)
 end

@@ -24,8 +24,14 @@ def define(app: Celery, ledger: Ledger) -> None:
         "latest_again": {"lock_arguments": "latest", "retry_on_worker_lost": True, "default_retry_delay": 0},
         "latest_early": {"lock_arguments": "latest"},
         "latest_brief": {"lock_arguments": "latest", "lock_queue_ttl": 1.0},
+        "latest_short": {"lock_arguments": "latest", "lock_lease": 1.5, **late},
+        "latest_cooled": {"lock_arguments": "latest", "lock_cooldown": 1.0, "lock_fence": True, **late},
+        "latest_retry": {"lock_arguments": "latest"},
+        "latest_raise": {"lock_arguments": "latest", "lock_on_outage": "raise"},
+        "latest_run": {"lock_arguments": "latest", "lock_on_outage": "run"},
         "collected": {"lock_arguments": "all", **late},
         "debounced": {"lock_arguments": "latest", "lock_debounce": 0.5},
+        "debounced_long": {"lock_arguments": "latest", "lock_debounce": 4.0, **late},
         "debounced_max": {"lock_arguments": "latest", "lock_debounce": 0.5, "lock_debounce_max": 2.0},
         "collected_debounced": {"lock_arguments": "all", "lock_debounce": 30.0},
     }.items():
@@ -39,6 +45,8 @@ def define(app: Celery, ledger: Ledger) -> None:
                 spend(seconds)
                 if how == "calls":
                     return [args[1] for args, _ in self.lock.calls]
+                if how == "fence":
+                    return self.lock.fence
                 if how == "dies" and not os.path.exists(file):
                     open(file, "w").close()
                     os._exit(9)

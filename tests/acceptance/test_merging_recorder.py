@@ -1,0 +1,121 @@
+"""Calls that are merged, many at once and amid faults, as a recorder sees them that knows nothing of locks."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+from contextlib import suppress
+
+import pytest
+
+from celery_redislock.protocol import scripts
+from tests.conftest import IS_MATRIX, on_every_broker
+from tests.lab.merge_judge import Judge
+from tests.lab.publishers import ORDERS, Plan, publishing
+from tests.lab.servers import wait_until
+
+#: With these a publish fails at once where the broker does not answer.
+NO_RETRIES = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
+#: Seconds for which the publishers of the recorder publish, and the pauses between two faults.
+FOR, BETWEEN_FAULTS = 60.0 if IS_MATRIX else 8.0, 0.4
+#: One after the other, again and again. An order is carried out by the publisher that sends the next message.
+FAULTS = ["cut", *ORDERS, "kill", "cut off", "double", "die", "refuse", "dawdle"]
+#: What the recorder must have seen, or it has proved nothing.
+WITNESSED = {"jobs", "merged", "error", "killed", "dies", "dawdles", "doubles"}
+#: How many processes call, and how often each.
+CROWD, CALLS = 8, 125 if IS_MATRIX else 25
+
+
+@pytest.fixture
+def orders(tmp_path):
+    folder = tmp_path / "orders"
+    folder.mkdir()
+    return folder
+
+
+class TestManyCallsWhileOneRuns:
+    """They are merged into one message: at most two more runs, the last of them with the last call's arguments."""
+
+    @pytest.fixture
+    def crowd_calls(self, config, tasks, start_worker, ledger, running, gate, orders):
+        def call():
+            start_worker(4)
+            tasks.latest.delay(0, "holder", str(gate))
+            running("holder")
+            plan = Plan("latest", 300.0, str(orders), keys=1, publishers=CROWD, calls=CALLS)
+            with publishing(config, plan) as publishers:
+                assert publishers.wait(300) == 0
+            last = tasks.latest.delay(0, "last")
+            gate.open()
+            assert last.get(timeout=30) == "last"
+            judge = Judge(ledger)
+            assert len(judge.calls) == CROWD * CALLS
+            assert ledger.items()[0] == "holder"
+            assert ledger.items()[-1] == "last"
+            assert len(ledger.items()) <= 3
+            return judge
+
+        return call
+
+    @on_every_broker
+    def test_at_most_two_more_runs_follow(self, crowd_calls, nothing_is_left):
+        judge = crowd_calls()
+        assert judge.counts["merged"] >= CROWD * CALLS - 1
+        nothing_is_left()
+
+    def test_so_it_is_if_the_first_reply_to_each_is_lost(self, lock_proxy, crowd_calls, nothing_is_left):
+        fault = lock_proxy.drop_first_replies(b"EVALSHA", scripts.MERGE.sha.encode())
+        judge = crowd_calls()
+        assert fault.struck >= CROWD * CALLS
+        assert judge.counts["merged"] >= CROWD * CALLS - 1
+        nothing_is_left()
+
+
+class TestARecorderThatKnowsNothingOfLocks:
+    """Ten publishers, two workers, and faults: of connections, workers and publishers. Redis keeps its data."""
+
+    @pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)
+    def test_sees_no_stale_run_and_no_call_without_a_run_of_its_arguments_or_later_ones(
+        self, config, tasks, broker_proxy, lock_proxy, start_worker, ledger, locks, orders
+    ):
+        """RabbitMQ delivers again at once what a worker that is cut off or killed had not acked."""
+        config.settings["broker_transport_options"] = {**NO_RETRIES, "confirm_publish": True}
+        workers = [start_worker(2) for _ in range(2)]
+        kills = 0
+
+        def refuse_until_a_publish_fails():
+            before = Judge(ledger).counts["error"]
+            broker_proxy.refuse()
+            wait_until(
+                lambda: Judge(ledger).counts["error"] > before or publishers.poll() is not None,
+                "a publish fails",
+            )
+            broker_proxy.mend()
+
+        with publishing(config, Plan("latest_short", FOR, str(orders), moves=0.5, deadly=0.03)) as publishers:
+            for fault in itertools.cycle(FAULTS):
+                with suppress(subprocess.TimeoutExpired):
+                    publishers.wait(BETWEEN_FAULTS)
+                if publishers.poll() is not None:
+                    break
+                match fault:
+                    case "cut":
+                        broker_proxy.cut()
+                    case "cut off":
+                        lock_proxy.cut()
+                    case "kill":
+                        workers.pop(0).kill()
+                        workers.append(start_worker(2))
+                        kills += 1
+                    case "refuse":
+                        refuse_until_a_publish_fails()
+                    case order:
+                        (orders / order).touch()
+            assert publishers.returncode == 0
+        wait_until(lambda: Judge(ledger).lost() == [], "each call has a run with its arguments or later ones")
+        judge = Judge(ledger)
+        print(f"{dict(judge.counts)}, excused: {dict(judge.excuses())}, {kills} workers killed")
+        assert judge.unexcused() == []
+        assert judge.of_nobody() == []
+        assert {what for what, count in judge.counts.items() if count} >= WITNESSED
+        assert kills
