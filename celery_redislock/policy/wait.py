@@ -29,6 +29,10 @@ logger = logging.getLogger(__name__)
 SHORTEST_PAUSE, LONGEST_PAUSE, LONGEST_PAUSE_WHILE_FULL = 1.0, 30.0, 300.0
 
 
+#: How many times a message that collects calls looks, in one debounce, whether it has all that it can have.
+LOOKS_IN_A_DEBOUNCE = 10
+
+
 class Waiting(Reason):
     """Why a message waits in line or is sent back."""
 
@@ -109,11 +113,14 @@ def sleep_until_due(message: Message, due: NotDue) -> None:
     verdict = Verdict("lock_debounce", Waiting.NOT_DUE, text)
     about = message.fields("not_due", key=message.demand.key)
     logger.info("%s: %s", message.name, text, extra=about)
-    rank = message.header.rank_at(due.now)
+    rank, seconds, options = message.header.rank_at(due.now), due.due_in, message.options
+    if options.arguments == "all" and options.debounce:
+        # With its last call, a full ticket is due at once. No hint tells it so.
+        seconds = min(seconds, max(1.0, options.debounce / LOOKS_IN_A_DEBOUNCE))
     header = message.sleep(rank)
     if header is not None:
-        raise Ended(verdict._replace(place=Place(message.demand, rank, header, sleeps_for=due.due_in)))
-    if message.send_back(message.delay(due.due_in), message.demand.key, rank=rank):
+        raise Ended(verdict._replace(place=Place(message.demand, rank, header, sleeps_for=seconds)))
+    if message.send_back(message.delay(seconds), message.demand.key, rank=rank):
         raise Ended(verdict)
 
 

@@ -210,7 +210,10 @@ class Publication:
             return self.send()
         if self._lock.arguments != "first":
             self._call = self._call_of(args, kwargs)
-            return self._take(key) if self._call else self.send()
+            if self._call is not None:
+                return self._take(key)
+            self._header = self._header._replace(number=0)  # it runs with its own arguments
+            return self.send()
         return self._take(key) if self.is_unique else self.send()
 
     def _call_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | None:
@@ -349,10 +352,10 @@ class Publication:
         server, token, reserved = server_of(self._plan.app), self.hold.token, answer.key
         self._header = self._header._replace(claim=token.nonce, key=key, queued=reserved != key, number=answer.number)
         if self._call is not None:  # the lock server knows when the last call of several expires and is due
-            # A message that comes too early sleeps in its worker.
-            broker = self._plan.broker
-            delay = max(self._call.due_in, min(answer.due_in, broker.visibility_timeout / 2))
-            countdown = delay if delay >= broker.shortest_delay else None
+            # A message that comes too early sleeps in its worker. There it can wake up when all its calls have come.
+            broker, sleeps = self._plan.broker, self._call.joins
+            delay = max(self._call.due_in, 0.0 if sleeps else min(answer.due_in, broker.visibility_timeout / 2))
+            countdown = delay if delay and delay >= broker.shortest_delay else None
             self._options = {**self._options, "countdown": countdown, "eta": None, "expires": None}
         ttl = self._reservation_ttl()
         try:

@@ -215,7 +215,7 @@ def _policy_deadlines(request: Any, header: Header, since: float) -> list[float]
     now, ends, options = time.monotonic(), [], request.task.lock_plan.options_for(header)
     if header.claim is not None:  # its run asks for the key, which extends its reservation
         ends.append(since + options.queue_ttl / 2)
-    if options.wait_for is not None:
+    if options.wait_for is not None and header.since:  # it does not wait while it sleeps
         ends.append(now + options.wait_for - (time.time() - header.since))
     if request.expires:
         ends.append(now + (maybe_make_aware(request.expires, UTC) - datetime.now(UTC)).total_seconds() + EXPIRED_FOR)
