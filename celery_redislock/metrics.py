@@ -15,7 +15,15 @@ from celery import Task
 from celery.signals import worker_process_init, worker_process_shutdown
 
 from .hold.held_lock import HELD_TOO_LONG, KEY_GONE, NOT_OURS, PAST_DEADLINE, HeldLock
-from .signals import lock_acquired, lock_conflict, lock_lost, lock_released, lock_unavailable
+from .signals import (
+    lock_acquired,
+    lock_conflict,
+    lock_lost,
+    lock_merged,
+    lock_released,
+    lock_superseded,
+    lock_unavailable,
+)
 
 try:
     from prometheus_client import Counter, Histogram, values
@@ -65,6 +73,10 @@ CONFLICTS = Counter(
     ["task", "policy"],
 )
 LOST = Counter("celery_redislock_lost", "Locks that runs have lost before they released them.", ["task", "reason"])
+MERGED = Counter("celery_redislock_merged", "Calls that were merged into a waiting message.", ["task"])
+SUPERSEDED = Counter(
+    "celery_redislock_superseded", "Runs that were revoked because a newer call's run had begun.", ["task"]
+)
 UNAVAILABLE = Counter(
     "celery_redislock_unavailable", "Runs and publishes that could not reach the lock server.", ["task"]
 )
@@ -87,6 +99,8 @@ def connect() -> None:
     lock_conflict.connect(_met, weak=False)
     lock_released.connect(_released, weak=False)
     lock_lost.connect(_lost, weak=False)
+    lock_merged.connect(_merged, weak=False)
+    lock_superseded.connect(_superseded, weak=False)
     lock_unavailable.connect(_unavailable, weak=False)
     if _IS_MULTI_PROCESS:
         worker_process_init.connect(_name_by_index, weak=False)
@@ -112,6 +126,14 @@ def _released(sender: Task[..., Any], lock: HeldLock, **_: Any) -> None:
 
 def _lost(sender: Task[..., Any], reason: str, **_: Any) -> None:
     LOST.labels(sender.name, REASONS.get(reason, "other")).inc()
+
+
+def _merged(sender: Task[..., Any], **_: Any) -> None:
+    MERGED.labels(sender.name).inc()
+
+
+def _superseded(sender: Task[..., Any], **_: Any) -> None:
+    SUPERSEDED.labels(sender.name).inc()
 
 
 def _unavailable(sender: Task[..., Any], **_: Any) -> None:

@@ -9,6 +9,7 @@ import fnmatch
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from datetime import datetime
+from itertools import chain, islice
 from typing import Any
 
 import redis
@@ -25,7 +26,7 @@ from celery_redislock.protocol.names import MAX_CAPACITY, Demand, LockPart, keys
 from celery_redislock.protocol.tokens import Token, known_as
 from celery_redislock.task.plan import LockPlan
 
-from .rows import FREE, Row
+from .rows import FREE, Calls, Row
 from .sentences import Say, duration, moment
 from .workers import Counts, Waits
 
@@ -131,7 +132,8 @@ class Locks:
         """A sentence about a key: who holds it, since when and until when, and whether the process is alive."""
         key, info = row.part.key, row.info
         if info.state != "held":
-            return Say.KEPT(key=key, who=info.who, since=moment(info.since, now), ttl=duration(row.ttl or 0.0))
+            kept = Say.KEPT(key=key, who=info.who, since=moment(info.since, now), ttl=duration(row.ttl or 0.0))
+            return f"{kept} {Say.CALLS(calls=row.calls.said(now))}" if row.calls else kept
         ends = self._ends(row, now)
         if info.since is None:
             return Say.FOREIGN(key=key, ends=ends)
@@ -154,7 +156,8 @@ class Locks:
 
     def to_json(self, row: Row) -> dict[str, Any]:
         """What ``--json`` prints for `row`."""
-        return row.info.to_json(scope_of(self.app, row.token.task), row.waiting)
+        told = row.info.to_json(scope_of(self.app, row.token.task), row.waiting)
+        return told | {"calls": row.calls.number, "due": row.calls.due.isoformat()} if row.calls else told
 
     def _scan(self, pattern: str) -> Iterator[Row]:
         """The locks whose keys match `pattern`. In rare cases the same lock is returned twice."""
@@ -194,7 +197,7 @@ class Locks:
         yield from ((node, False) for node in nodes)
         yield from ((node, True) for node in nodes)
 
-    def _row(self, part: LockPart, value: Any, left: Any, line: Any) -> Row | None:
+    def _row(self, part: LockPart, value: Any, left: Any, line: Any, calls: Any = None) -> Row | None:
         """The row of one key, by its replies; None if it holds nothing, or something that is not a lock."""
         if isinstance(line, AskError):  # the line does not exist, or is briefly on another node
             line = ()
@@ -210,7 +213,10 @@ class Locks:
         if outside:
             task = token.task or ""
             waits[task] = waits.get(task, Waits()) + Waits(len(outside), min(outside.values()))
-        return Row(part, token, left / 1000 if left >= 0 else None, waits, frozenset(outside))
+        if isinstance(calls, ResponseError):  # as for the line, or the user may not ask, and no calls are merged
+            calls = None
+        merged = calls and Calls.of(token, *calls)
+        return Row(part, token, left / 1000 if left >= 0 else None, waits, frozenset(outside), merged)
 
     @property
     def _nodes(self) -> list[redis.Redis]:
@@ -220,16 +226,23 @@ class Locks:
 
 
 def _ask(node: redis.Redis, parts: Sequence[LockPart], *, asking: bool) -> list[tuple[Any, ...]]:
-    """Read the value of each key, its time to live in milliseconds, and its lock's line, in one round trip."""
+    """Read what `_row` needs to know about each key, in one round trip."""
     pipeline: Any = node.pipeline(transaction=False)
-    for part in parts:
-        key, line = _bytes(part.key), _bytes(keys_of(part.lock).line)
-        for command, *arguments in (("get", key), ("pttl", key), ("zrange", line, 0, -1, False, True)):
-            if asking:
-                pipeline.execute_command("ASKING")
-            getattr(pipeline, command)(*arguments)
-    replies = pipeline.execute(raise_on_error=False)[1 if asking else 0 :: 2 if asking else 1]
-    return [*zip(replies[0::3], replies[1::3], replies[2::3], strict=True)]
+    reads = [[*_reads(part)] for part in parts]
+    for command, *arguments in chain(*reads):
+        if asking:
+            pipeline.execute_command("ASKING")
+        getattr(pipeline, command)(*arguments)
+    replies = iter(pipeline.execute(raise_on_error=False)[1 if asking else 0 :: 2 if asking else 1])
+    return [tuple(islice(replies, len(read))) for read in reads]
+
+
+def _reads(part: LockPart) -> Iterator[tuple[Any, ...]]:
+    """The commands that read a key, its time to live in milliseconds, its lock's line, and the calls that wait."""
+    key, names = _bytes(part.key), keys_of(part.lock)
+    yield from (("get", key), ("pttl", key), ("zrange", _bytes(names.line), 0, -1, False, True))
+    if part.kind == "queued":
+        yield "hmget", _bytes(names.pending), "claim", "count", "due"
 
 
 def silent(rows: Iterable[Row], answered: Container[str]) -> list[str]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from celery_redislock.errors import LockInfo, shown
 from celery_redislock.protocol.names import LockPart
 from celery_redislock.protocol.replies import info_of
 from celery_redislock.protocol.tokens import Token
 
-from .sentences import NOTHING, age, duration
+from .sentences import NOTHING, age, counted, duration
 from .workers import Waits
 
 #: The token in the `Row` of a free lock.
@@ -39,6 +39,26 @@ METRICS = {
 }
 
 
+class Calls(NamedTuple):
+    """The calls that were merged into a message that waits in the queue, without their arguments."""
+
+    number: int
+    due: datetime
+    """When the message is due, by the lock server's clock."""
+
+    @classmethod
+    def of(cls, token: Token, claim: bytes | None, number: bytes, due: bytes) -> Self | None:
+        """Return the calls with these fields in Redis; None if the message of `token` has none."""
+        if claim != token.nonce.encode():
+            return None
+        return cls(int(number), datetime.fromtimestamp(int(due) / 1e6, UTC))
+
+    def said(self, now: datetime) -> str:
+        """How many calls there are, and when they are due, in words."""
+        due_in = (self.due - now).total_seconds()
+        return counted(self.number, "call") + (f", due in {duration(due_in)}" if due_in > 0 else "")
+
+
 class Row(NamedTuple):
     """A lock, one of its permits, or the place in its queue, with its holder or the task that it is kept for."""
 
@@ -50,6 +70,8 @@ class Row(NamedTuple):
     """The messages that wait for the lock, by task. Each process in `outside` counts as one of the holder's task."""
     outside: Set[str] = frozenset()
     """The rooms in line for the lock, one for each process, whose messages no worker has reported."""
+    calls: Calls | None = None
+    """The calls of the message that has the place in the queue; None if nothing can be merged into it."""
 
     @property
     def info(self) -> LockInfo:
@@ -104,7 +126,7 @@ def _cells(row: Row, now: datetime) -> tuple[str, ...]:
         shown(info.hostname or NOTHING),
         shown(info.task_id or NOTHING),
         NOTHING if info.ttl is None else duration(info.ttl),
-        shown(info.task or NOTHING),
+        shown(info.task or NOTHING) + (f" ({row.calls.said(now)})" if row.calls else ""),
     )
 
 

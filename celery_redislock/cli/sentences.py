@@ -41,11 +41,19 @@ class Say(Enum):
     CALLED = "Task {task} has its TURN for {lock}: worker {worker} starts it as soon as a process accepts it."
     RESERVED = f"Task {{task}} has NOT STARTED: worker {{worker}} has no free process for it yet. {_BUSY}"
     SCHEDULED = "Task {task} is NOT DUE: worker {worker} keeps its message until its eta, {eta}."
+    ASLEEP = (
+        "Task {task} is NOT DUE: it sleeps in worker {worker} until its lock_debounce is over, which each new call puts"
+        " off."
+    )
     LIMITED = "Task {task} has NOT STARTED: the task's rate_limit holds its message back in worker {worker}."
     # The result backend knows the task.
     DONE = "Task {id} HAS RUN: its result is SUCCESS{at}."
     JOINED = "Task {id} HAS NOT RUN: it joined task {other} and has that task's result, {status}{at}."
     SKIPPED = "Task {id} WAS SKIPPED{at}: {reason} (lock_on_conflict is skip)."
+    SUPERSEDED = (
+        "Task {id} WAS SUPERSEDED{at}: {reason}. A run with a newer call's arguments began first, so its own are out of"
+        " date (lock_arguments is latest)."
+    )
     REVOKED = "Task {id} WAS REVOKED{at}: {reason}."
     REFUSED = "Task {id} FAILED{at}: {reason}."
     CUT_SHORT = "Task {id} WAS CUT SHORT{at}: its process died or was killed ({error}). Its work may be partly done."
@@ -78,6 +86,7 @@ Task {id} HAD TO WAIT: {conflict}. Nothing newer is known, and no worker that an
     HELD = "{key} is held by {who}, since {since}; {ends}."
     FOREIGN = "{key} is held by another library's lock, or by a `Lock` with a custom token; {ends}."
     KEPT = "{key} is kept for {who}, since {since}, for another {ttl}."
+    CALLS = "So far it stands for {calls}."
     RENEWED = "acquired or renewed {ago} ago, so its process was alive then"
     NOT_RENEWED = (
         "last renewed {ago} ago, though a renewal is due every {every} with the lock_lease set here: its process is"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, Self
 
@@ -13,7 +13,7 @@ from kombu.exceptions import EncodeError, OperationalError
 from celery_redislock.app import PRIVATE_BACKENDS, backend_scheme
 from celery_redislock.errors import LockConflict, LockInfo, RedisLockError, describe, shown
 from celery_redislock.policy.join import joined_of, moment_of
-from celery_redislock.policy.skip import is_skipped
+from celery_redislock.policy.skip import is_skipped, is_superseded
 from celery_redislock.policy.wait import LONGEST_PAUSE_WHILE_FULL
 from celery_redislock.protocol.tokens import known_as
 
@@ -26,7 +26,13 @@ from .workers import Workers, patiently, redelivery
 #: What a key with the task's token says about the task, by the key's state.
 _TELLS = {"held": Say.HOLDS_SOMEWHERE, "queued": Say.QUEUED, "sending": Say.SENDING, "cooling": Say.COOLS}
 #: What to say about a message that neither waits nor runs, by what its worker does with it.
-_IN_WORKER = {"called": Say.CALLED, "reserved": Say.RESERVED, "scheduled": Say.SCHEDULED, "limited": Say.LIMITED}
+_IN_WORKER = {
+    "called": Say.CALLED,
+    "reserved": Say.RESERVED,
+    "scheduled": Say.SCHEDULED,
+    "asleep": Say.ASLEEP,
+    "limited": Say.LIMITED,
+}
 #: Why a message waits in line although its key is free, by what its worker lacks to run it.
 _LACKS = {"slot": Say.NO_PROCESS, "rate": Say.NO_RATE, "server": Say.NO_SERVER}
 #: Celery's functions that store a result or pass it to linked tasks: in a traceback, they show that the body had ended.
@@ -93,6 +99,8 @@ class Result(NamedTuple):
             case states.SUCCESS, _:
                 return "done", Say.DONE
             case states.REVOKED, _:
+                if is_superseded(self.reason):
+                    return "superseded", Say.SUPERSEDED
                 return ("skipped", Say.SKIPPED) if is_skipped(self.reason) else ("revoked", Say.REVOKED)
             case states.FAILURE, RedisLockError():
                 return "failed", Say.REFUSED
@@ -145,6 +153,7 @@ class Why:
         seen = [(worker, what) for worker, found in sorted(answers.items()) for what in found]
         for worker, what in seen:
             yield from self._in_worker(worker, what, result)
+        yield from self._calls({what["lock"] or what.get("reserved") for _, what in seen} - {None})
         found: list[Said] = []
         if result.has_ended:
             found = [*self._in_result(result)]
@@ -196,7 +205,7 @@ class Why:
                 if what["comes_again"] is not None and not result.has_ended:
                     yield Said((Say.COMES_AGAIN if what["comes_again"] else Say.COMES_NOT)())
             case state:
-                text = _IN_WORKER[state](lock=lock, eta=what["eta"], **named)
+                text = _IN_WORKER[state](lock=lock, eta=what.get("eta"), **named)
                 yield Said(text, self._about(state, **about))
 
     def _waiting(self, what: Mapping[str, Any]) -> Iterator[Said]:
@@ -243,6 +252,11 @@ class Why:
             yield from map(self._row, rows)
         for row in mine:
             yield Said(Say.HOLDS(lock=row.part.key, since=moment(row.token.since, self._now)))
+
+    def _calls(self, locks: Iterable[str]) -> Iterator[Said]:
+        """Say how many calls the task's message stands for while it waits in the queue."""
+        rows = (row for lock in locks for row in self._locks.of(lock) if row.calls and self._is_mine(row))
+        yield from map(self._row, rows)
 
     # What the result backend knows.
 

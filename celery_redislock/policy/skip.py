@@ -82,6 +82,11 @@ def is_skipped(text: str) -> bool:
     return text.startswith(tuple(one.text.partition("{")[0] for one in (Skipped.DUPLICATE, Skipped.COOLING)))
 
 
+def is_superseded(text: str) -> bool:
+    """Whether `text`, the reason that is stored with a REVOKED, tells that a run with a newer call has begun."""
+    return text.startswith(Skipped.SUPERSEDED.text.partition("{")[0])
+
+
 def revoke(message: Message, verdict: Verdict) -> NoReturn:
     """End the run as REVOKED: `get()` raises TaskRevokedError with the verdict's text.
 

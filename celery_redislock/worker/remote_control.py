@@ -21,6 +21,7 @@ from celery.worker.request import Request
 from celery_redislock.app import server_of
 from celery_redislock.connection.connect import address
 from celery_redislock.errors import LockConflict, LockInfo, RedisLockError
+from celery_redislock.message.header import HEADER, Header
 from celery_redislock.policy import Ended
 from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.replies import info_of
@@ -81,10 +82,11 @@ def redislock_task(state: Any, task_id: str, **_: Any) -> list[dict[str, Any]]:
     """What a worker does with the messages of a task.
 
     Returns:
-        For each message: ``is``, one of ``waiting`` (in line), ``called`` (to its lock), ``running``, ``dead`` (its
-        process has died), ``reserved`` (for the pool), ``scheduled`` (for its eta) and ``limited`` (by the rate limit);
-        the ``name`` of the task; its ``lock``, or None if that is unknown; and the fields that `_described` or
-        `_waiting` adds. A message on its way to the pool may be missing for a moment.
+        For each message: ``is``, one of ``waiting`` (in line), ``asleep`` (until its debounce is over), ``called`` (to
+        its lock), ``running``, ``dead`` (its process has died), ``reserved`` (for the pool), ``scheduled`` (for its
+        eta) and ``limited`` (by the rate limit); the ``name`` of the task; its ``lock``, or None if that is unknown;
+        and the fields that `_described` or `_waiting` adds. A message on its way to the pool may be missing for a
+        moment.
     """
     waiting = [_waiting(state, one) for one in _waiting_in(state) if str(one.request.id) == task_id]
     return waiting + [_described(what, one) for what, one in _requests(state.consumer) if str(one.id) == task_id]
@@ -100,7 +102,7 @@ def _waiting(state: Any, one: WaitingMessage) -> dict[str, Any]:
     room, server = waiting_room_of(state.app), server_of(state.app)
     lacks = room and room.lacks(one)
     return {
-        "is": "waiting",
+        "is": "asleep" if one.is_asleep else "waiting",
         "lacks": lacks,
         "limit": one.demand.capacity,
         "server": address(server.client),
@@ -112,8 +114,9 @@ def _described(what: str, request: Request) -> dict[str, Any]:
     """Describe a message that does not wait in line.
 
     Returns:
-        What `redislock_task` shows. ``since`` is when its run began; ``comes_again`` is whether it would be delivered
-        again, or its next attempt published, if its process died now.
+        What `redislock_task` shows. ``reserved`` is the lock that its publisher reserved for it; ``since`` is when
+        its run began; ``comes_again`` is whether it would be delivered again, or its next attempt published, if its
+        process died now.
     """
     run = run_of(request)
     hold = run and run.hold
@@ -122,6 +125,7 @@ def _described(what: str, request: Request) -> dict[str, Any]:
         "is": "called" if is_called else what,
         "name": request.task.name,
         "lock": hold and hold.demand.key,
+        "reserved": Header.read(request.request_dict.get(HEADER)).key,
         "needs_lock": run is not None,
         "since": request.time_start,
         "eta": request.eta.isoformat() if request.eta else None,

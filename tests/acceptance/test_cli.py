@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import tomllib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from celery_redislock.cli.commands import locks as group
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.tokens import Attempt
 from tests.lab.app import make_app
-from tests.lab.kinds import left_out
+from tests.lab.kinds import left_out, needs_one_server
 from tests.lab.servers import need, wait_until
 from tests.lab.workers import ROOT, acked, kept
 
@@ -339,6 +341,41 @@ def test_a_key_that_nobody_holds_is_listed_while_messages_wait_for_it(tasks, app
         assert (held["state"], held["waiting"]) == ("held", 1)
     gate.open()
     assert waits.get(timeout=20) == "waits"
+
+
+def test_calls_that_are_merged_are_counted_at_the_message_that_waits_and_their_arguments_are_not_shown(
+    tasks, cli, start_worker, running, gate
+):
+    start_worker(1)
+    tasks.latest.delay("k", "holder", str(gate))
+    running("holder")
+    ticket, *_ = [tasks.latest.delay("k", f"secret {number}") for number in range(3)]
+    rows = told(cli("list", "--json"))
+    assert [(one["key"].rpartition("}")[2], one["state"], one.get("calls")) for one in rows] == [
+        ("", "held", None),
+        (":queued", "queued", 3),
+    ]
+    shown = cli("show", rows[0]["key"])
+    assert f"is kept for task {ticket.id}, queued by " in shown.stdout
+    assert "So far it stands for 3 calls." in shown.stdout
+    table = cli("list").stdout
+    assert table.splitlines()[-1].endswith("  lab.latest (3 calls)")
+    assert "secret" not in table + shown.stdout + str(rows)
+    gate.open()
+    assert ticket.get(timeout=20) == "secret 2"
+
+
+@needs_one_server("all its keys are read")
+def test_a_call_is_counted_until_it_is_due_and_no_other_key_of_its_lock_is_taken_for_a_lock(tasks, cli, locks):
+    for number in range(2):
+        tasks.collected_debounced.delay("k", number)
+    (row,) = told(cli("list", "--json", "--match", "*"))
+    assert (row["state"], row["calls"]) == ("queued", 2)
+    due_in = (datetime.fromisoformat(row["due"]) - datetime.now(UTC)).total_seconds()
+    assert 20 < due_in <= 31
+    assert len(locks.client.keys("redislock:*")) > 1
+    assert re.search(r"So far it stands for 2 calls, due in (2\d|30)s\.", cli("show", row["key"]).stdout)
+    assert re.search(r"lab\.collected_debounced \(2 calls, due in (2\d|30)s\)$", cli("list").stdout.rstrip())
 
 
 # To release a key.

@@ -270,6 +270,32 @@ def test_a_run_that_has_lost_its_key_is_told_who_holds_it_now(tasks, app, locks,
     lock.release()
 
 
+def test_one_that_stands_for_several_calls_is_told_how_many_wherever_it_waits(tasks, why, start_worker, running, gate):
+    start_worker(1, "--prefetch-multiplier", "8")
+    tasks.latest.delay("k", "holder", str(gate))
+    running("holder")
+    ticket, *_ = [tasks.latest.delay("k", number) for number in range(3)]
+    assert "stands for 3 calls." in why(ticket, Say.RESERVED, Say.CALLS)
+    with tasks.latest.lock_for("other"):
+        waits, _ = (tasks.latest.delay("other", number) for number in range(2))
+        gate.open()
+        assert "stands for 2 calls." in why(waits, Say.WAITS, Say.CALLS)
+    assert ticket.get(timeout=20) == 2
+    assert "stands for" not in why(ticket, Say.DONE)
+
+
+def test_one_whose_debounce_is_not_over_is_said_to_sleep_until_it_is_due(tasks, config, why, start_worker):
+    config.settings["task_annotations"] = {"lab.debounced": {"lock_debounce": 60.0}}
+    longer = make_app(config).tasks["lab.debounced"]
+    start_worker(1)
+    first = tasks.debounced.delay("k", "first")
+    longer.delay("k", "second")
+    said = why(first, Say.ASLEEP, Say.CALLS)
+    assert re.search(r"So far it stands for 2 calls, due in 5\ds\.", said)
+    later = longer.delay("other")
+    assert "stands for 1 call, due in " in why(later, Say.SCHEDULED, Say.CALLS)
+
+
 # Its process has died.
 
 
@@ -375,6 +401,15 @@ def test_what_has_ended_is_told_how_and_the_text_of_its_own_error_is_not_shown(
     assert "secret" not in said
     expired = tasks.work.apply_async(("k",), expires=0.001)
     assert ": expired." in why(expired, Say.REVOKED)
+
+
+def test_a_retry_that_a_newer_call_has_overtaken_is_told_so(tasks, why, start_worker, running, gate):
+    start_worker(2)
+    stale = tasks.latest.delay("k", "stale", str(gate), "retry", "2")
+    running("stale")
+    newer = tasks.latest.delay("k", "newer")
+    gate.open()
+    assert f": superseded by {newer.id}." in why(stale, Say.SUPERSEDED)
 
 
 @pytest.mark.parametrize("fails", [False, True])

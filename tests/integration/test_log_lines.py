@@ -149,6 +149,37 @@ class TestWhatIsNext:
         assert re.fullmatch(HELD + rf"raised {error} \({policy}\)", said)
 
 
+class TestMergedCalls:
+    @pytest.fixture
+    def task(self, task):
+        return task(lock_scope="queue", lock_arguments="latest", lock_debounce=60.0)
+
+    def test_a_call_that_is_merged_names_the_task_whose_result_its_caller_gets(self, task, ours):
+        first = task.delay("k")
+        task.delay("k")
+        (said,) = ours()
+        assert re.fullmatch(
+            r"task lab\.lines: its call for lock redislock:\{lab\.lines:\w+\} was merged into "
+            rf"task {first.id}, queued by \S+; not sent: the caller gets that task's result",
+            said,
+        )
+
+    def test_a_run_before_its_time_says_when_it_is_due(self, app, task, deliver, ours, queued):
+        task.delay("k")
+        (headers,) = queued()
+        assert deliver(app, task.name, "k", redislock=headers["redislock"], **IN_LINE)[0] == states.IGNORED
+        (said,) = ours()
+        assert re.fullmatch(
+            r"task lab\.lines\[id\]: not due yet; it runs in (60\.00|59\.\d\d) s unless another call is merged into it",
+            said,
+        )
+
+    def test_a_run_that_a_newer_call_has_overtaken_names_its_task(self, app, task, deliver, ours):
+        deliver(app, task.name, "k", id="newer", redislock={"number": 2})
+        assert deliver(app, task.name, "k", redislock={"number": 1})[0] == states.IGNORED
+        assert ours() == ["task lab.lines[id]: superseded by newer; its result is REVOKED (lock_arguments)"]
+
+
 class TestOutage:
     @pytest.fixture
     def app(self, config):

@@ -17,6 +17,9 @@ from celery_redislock.hold import held_lock
 from celery_redislock.testing import busy
 from tests.lab.workers import ROOT
 
+# Of redis-py, to Celery's result backend.
+pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")
+
 SIGNALS = [getattr(signals, name) for name in signals.__all__]
 
 
@@ -56,6 +59,20 @@ def test_a_publish_that_is_answered_with_an_existing_job_is_counted(tasks, count
     tasks.job.delay("k")
     assert tasks.job.delay("k").duplicate
     assert counted("conflicts_total", task="lab.job", policy="return existing") == 1
+
+
+def test_a_call_that_is_merged_into_a_waiting_message_is_counted_and_is_no_conflict(tasks, counted):
+    tasks.latest.delay("k", 1)
+    assert tasks.latest.delay("k", 2).duplicate
+    assert counted("merged_total", task="lab.latest") == 1
+    assert counted("conflicts_total", task="lab.latest", policy="return existing") == 0
+
+
+def test_a_run_that_a_newer_call_has_overtaken_is_counted(app, tasks, deliver, counted):
+    deliver(app, "lab.latest", "k", id="newer", redislock={"number": 2})
+    deliver(app, "lab.latest", "k", id="stale", redislock={"number": 1})
+    assert counted("superseded_total", task="lab.latest") == 1
+    assert counted("acquired_total", task="lab.latest") == 1
 
 
 def test_every_way_to_lose_a_lock_has_its_word():

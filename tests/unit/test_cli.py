@@ -168,7 +168,9 @@ def test_a_part_of_a_lock_is_known_by_its_key_and_what_is_none_too(lock):
     assert LockPart.of(lock) == LockPart(lock, lock)
     assert LockPart.of(keys.permit(2)) == LockPart(keys.permit(2), lock, "permit")
     assert LockPart.of(keys.queued) == LockPart(keys.queued, lock, "queued")
-    assert {LockPart.of(key) for key in (keys.line, keys.fence, keys.note("a/0/0"), keys.gone("x"))} == {None}
+    others = (keys.line, keys.fence, keys.note("a/0/0"), keys.gone("x"), keys.pending, keys.given("a/0"))
+    stem = keys.queued.removesuffix(":queued")
+    assert {LockPart.of(key) for key in (*others, f"{stem}:newest", f"{stem}:merged:x")} == {None}
 
 
 def test_every_sentence_of_why_has_a_test_that_reaches_it():

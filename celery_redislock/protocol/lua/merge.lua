@@ -99,7 +99,7 @@ ends = ends ~= '' and expires ~= '' and whole(math.max(ends, expires)) or ''
 keep_calls(pending, queued_ms + DAY_MS, joins and count or 0, bodies, 'number', number, 'first', whole(first),
   'due', whole(due_at), 'count', count + #bodies, 'expires', ends)
 if is_merged then
-  -- If the ticket was lost, calls that are due at once must not keep its place for ever.
+  -- If the ticket was lost, calls that are due at once must not keep its place forever.
   if due_at > time then outlast(place, queued_ms) end
   redis.call('SET', answer, number .. ' ' .. queued, 'PX', MINUTE_MS)
   return {'merged', tonumber(number), queued, tonumber(queued_ms)}
