@@ -145,7 +145,7 @@ class LockStore:
         Args:
             owner: Publishes a message. Its hold is asked for, and follows what happens.
             ttl: How long the place is reserved, in seconds.
-            queued_ttl: How long it is reserved once the message is sent, in seconds.
+            queued_ttl: How long it is reserved once the message is sent and due, in seconds.
             passed: As for `reserve`.
             call: The call.
 

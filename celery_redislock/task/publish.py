@@ -330,8 +330,7 @@ class Publication:
         store = server_of(self._plan.app).store
         options = self._lock
         if self._call is not None:
-            queued_ttl = options.queue_ttl + self._call.due_in + (options.debounce or 0.0)
-            return store.merge(self, options.lease, queued_ttl, passed, self._call)
+            return store.merge(self, options.lease, options.queue_ttl, passed, self._call)
         return store.reserve(self, options.lease, passed, in_queue=self._is_of_queue, window=options.window)
 
     @property

@@ -199,7 +199,10 @@ def longest_place(server: Server, command: Command, effect: Effect) -> float:
     if effect.reply is Tag.KEPT:
         return NEW_LEASE
     if isinstance(command, Merge) and effect.server != server and effect.reply is not Tag.OUTSTANDING:
-        return SENT_LEASE if effect.reply is Tag.MERGED else NEW_LEASE
+        if effect.reply is Tag.MERGED:  # a call that is due at once does not prolong it
+            is_early = effect.server.pending is not None and effect.server.pending.time is Time.EARLY
+            return SENT_LEASE + EARLY if is_early else OLD_LEASE
+        return NEW_LEASE
     queued = effect.server.lock.queued
     is_mine = isinstance(command, Ask) and queued is not None and queued.nonce == command.acquire.claim
     return NEW_LEASE if is_mine and effect.reply is Tag.CONFLICT else OLD_LEASE

@@ -139,6 +139,7 @@ if job then
       redis.call('DEL', place)  -- at once: nothing may be merged into a message that does not run
     end
     if reply[1] ~= 'due' and calls then
+      redis.call('HSET', calls, 'refused', 1)
       redis.call('PEXPIRE', calls, MINUTE_MS)  -- the second command gets the same reply if this one is lost
     end
     give_back_all_but(nil)

@@ -8,7 +8,7 @@
 -- ARGV[2]  the owner in the reservation's token: its first part
 -- ARGV[3]  the token of the reservation
 -- ARGV[4]  how long the place is reserved until the message is sent, in milliseconds
--- ARGV[5]  how long it is reserved after that
+-- ARGV[5]  how long it is reserved after that, from when the ticket is due
 -- ARGV[6]  the last field of that token: the task
 -- ARGV[7]  ids of jobs whose end the publisher's caller may have seen; spelled as for reserve.lua
 -- ARGV[8]  ids of jobs whose publishers have taken too long; same form
@@ -39,8 +39,8 @@ local body, given, time, attempt = ARGV[9], options(3, 9), now(), job_of(token)
 local is_retry, bodies = given.R, {body}
 local pending, answer = named(line, ':pending'), named(line, ':merged:' .. nonce_of(owner))
 local queued, claim = redis.call('GET', place), claim_of(pending)
-local job, last, first, due, count, expires =
-  unpack(claim and redis.call('HMGET', pending, 'job', 'number', 'first', 'due', 'count', 'expires') or {})
+local job, last, first, due, count, expires, refused =
+  unpack(claim and redis.call('HMGET', pending, 'job', 'number', 'first', 'due', 'count', 'expires', 'refused') or {})
 last, first, count = number_in(last), sound(first, time) or time, sound(count, MOST_CALLS + 1) or 0
 due, expires = sound(due, 2 ^ 53) or 0, sound(expires, 2 ^ 53) or ''
 
@@ -76,8 +76,7 @@ end
 
 local joins = given.A ~= nil
 local is_merged = queued and not is_over and not (joins and count >= MOST_CALLS)
-local was_refused = claim and redis.call('PTTL', pending) <= MINUTE_MS
-if claim and (is_over and is_of_place or was_refused) then
+if claim and (is_over and is_of_place or refused) then
   redis.call('DEL', pending)  -- these calls get no run: their job has ended, was refused, or was never sent
 elseif claim and not is_merged then
   grant_calls(line, pending, job or '')  -- the place expired, or the ticket is full: these calls are its own from now on
@@ -96,13 +95,14 @@ if joins then
 end
 -- The ticket expires with the last of its calls that does, and never if one of them does not.
 ends = ends ~= '' and expires ~= '' and whole(math.max(ends, expires)) or ''
-keep_calls(pending, queued_ms + DAY_MS, joins and count or 0, bodies, 'number', number, 'first', whole(first),
+local lives = ms_until(due_at) + queued_ms
+keep_calls(pending, lives + DAY_MS, joins and count or 0, bodies, 'number', number, 'first', whole(first),
   'due', whole(due_at), 'count', count + #bodies, 'expires', ends)
 if is_merged then
   -- If the ticket was lost, calls that are due at once must not keep its place forever.
-  if due_at > time then outlast(place, queued_ms) end
+  if due_at > time then outlast(place, lives) end
   redis.call('SET', answer, number .. ' ' .. queued, 'PX', MINUTE_MS)
-  return {'merged', tonumber(number), queued, tonumber(queued_ms)}
+  return {'merged', tonumber(number), queued, redis.call('PTTL', place)}
 end
 redis.call('HSET', pending, 'claim', nonce_of(owner), 'job', attempt)
 redis.call('SET', place, token, 'PX', sending_ms)

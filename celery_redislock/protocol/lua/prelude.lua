@@ -221,7 +221,8 @@ end
 -- A ticket is a message that stands for several calls. What is kept about them is a hash: the number of the last call,
 -- how many `bodies` there are, and each body under its number. Until the ticket is granted its key, the hash is
 -- ":pending" and also has the ticket's `claim` and `job`, when the `first` call came, when the ticket is `due` and
--- `expires`, by the server's clock in microseconds, and the `count` of calls. Then it is ":args:<job>".
+-- `expires`, by the server's clock in microseconds, the `count` of calls, and whether its run was `refused` for good.
+-- Then it is ":args:<job>".
 
 -- The attempt in the token `value` as ":args:" names it: "<task id>/<retries>".
 local function job_of(value)
