@@ -9,13 +9,14 @@ from threading import Thread
 
 import pytest
 from celery import Task, chain, chord, group, states
-from celery.exceptions import TaskRevokedError
+from celery.exceptions import TaskRevokedError, WorkerLostError
 from kombu.exceptions import OperationalError
 
 from celery_redislock import LockConfigError, LockUnavailable
 from celery_redislock.protocol.names import keys_of
 from tests.conftest import IS_MATRIX, on_every_broker
 from tests.lab.servers import need, need_pool, wait_until
+from tests.lab.workers import kept
 
 PATIENCE = 30
 #: With these a publish fails at once where the broker does not answer.
@@ -23,11 +24,8 @@ NO_RETRIES = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
 
 
 def received(app, task_id):
-    """Whether a worker has the message: one that waits in line is not among Celery's own."""
-    return any(
-        app.control.inspect(timeout=1).query_task(task_id)
-        or app.control.broadcast("redislock_waiting", reply=True, timeout=1)
-    )
+    """Whether a worker has the message: one that waits or sleeps in its room is not among Celery's own."""
+    return kept(app) > 0 or any((app.control.inspect(timeout=1).query_task(task_id) or {}).values())
 
 
 @pytest.fixture
@@ -113,6 +111,53 @@ class TestLatest:
         gate.open()
         assert result.get(timeout=PATIENCE) == 2
         assert ledger.items() == ["holder", "2", "2"]
+
+
+class TestARetry:
+    @on_every_broker
+    def test_that_takes_the_place_has_all_calls_and_leaves_nothing(
+        self, tasks, start_worker, running, gate, ledger, nothing_is_left
+    ):
+        start_worker(2)
+        first = tasks.collected.delay("k", "first", str(gate), "retry", "1")
+        running("first")
+        gate.open()
+        wait_until(lambda: first.state == states.RETRY, "it has called retry")
+        later = tasks.collected.delay("k", "later", how="calls")
+        assert later.id == first.id
+        assert first.get(timeout=PATIENCE) == ["first", "later"]
+        nothing_is_left()
+
+    @on_every_broker
+    def test_whose_place_is_taken_keeps_its_own_calls_and_leaves_nothing(
+        self, tasks, start_worker, running, gate, ledger, nothing_is_left
+    ):
+        start_worker(2)
+        first = tasks.collected.delay("k", "first", str(gate), "retry", "0")
+        running("first")
+        others = [tasks.collected.delay("k", number, how="calls") for number in range(2)]
+        gate.open()
+        assert others[1].get(timeout=PATIENCE) == [0, 1]
+        assert first.get(timeout=PATIENCE) == "first"
+        nothing_is_left()
+
+    @on_every_broker
+    def test_that_is_revoked_while_it_waits_revokes_what_was_merged_into_it(
+        self, app, tasks, start_worker, running, gate, ledger
+    ):
+        worker = start_worker(2)
+        first = tasks.latest.delay("k", "first", str(gate), "retry", "3")
+        running("first")
+        gate.open()
+        wait_until(lambda: first.state == states.RETRY, "it has called retry")
+        merged = tasks.latest.delay("k", "merged")
+        assert merged.id == first.id
+        wait_until(lambda: worker.output().count(f"[{first.id}] received") == 2, "the worker has the retry")
+        app.control.revoke(first.id, reply=True, limit=1, timeout=5)
+        with pytest.raises(TaskRevokedError):
+            merged.get(timeout=PATIENCE)
+        assert tasks.latest.delay("k", "next").get(timeout=PATIENCE) == "next"
+        assert ledger.items() == ["first", "next"]
 
 
 class TestAll:
@@ -235,6 +280,32 @@ class TestATicketThatDoesNotRun:
         gate.open()
         assert last.get(timeout=PATIENCE) == "last"
         nothing_is_left()
+
+    @on_every_broker
+    def test_whose_place_has_expired_runs_or_is_superseded_but_never_after_a_newer_one(
+        self, tasks, start_worker, ledger, locks
+    ):
+        first, merged = (tasks.latest_brief.delay("k", item) for item in ("first", "merged"))
+        place = keys_of(tasks.latest_brief.lock_for("k").name).queued
+        wait_until(lambda: not locks.client.exists(place), "the place has expired")
+        second, last = (tasks.latest_brief.delay("k", item) for item in ("second", "last"))
+        assert (first.id == merged.id, second.id == last.id, first.id == second.id) == (True, True, False)
+        start_worker(2)
+        assert last.get(timeout=PATIENCE) == "last"
+        with suppress(TaskRevokedError):
+            assert first.get(timeout=PATIENCE) == "merged"
+        assert ledger.items() in [["last"], ["merged", "last"]]
+
+    @on_every_broker
+    def test_that_was_acked_early_dies_for_all_callers_and_holds_nothing_up(self, tasks, held, ledger, gate, tmp_path):
+        held(tasks.latest_early)
+        calls = [tasks.latest_early.delay("k", number, 0, "dies", str(tmp_path / "died")) for number in range(2)]
+        gate.open()
+        for call in calls:
+            with pytest.raises(WorkerLostError):
+                call.get(timeout=PATIENCE)
+        assert tasks.latest_early.delay("k", "next").get(timeout=PATIENCE) == "next"
+        assert ledger.items() == ["holder", "1", "next"]
 
     @on_every_broker
     def test_that_fails_gives_its_error_to_all_callers(self, tasks, held, gate, nothing_is_left):

@@ -208,6 +208,9 @@ if calls then
     grant_calls(line, calls, job)  -- kept, because a copy of the message must be given the same
   end
 end
+-- The attempt before has ended: this one has been given all that it was given.
+local id, retries = string.match(job, '^(.*)/(%d+)$')
+redis.call('DEL', named(line, ':args:' .. id .. '/' .. retries - 1))
 if number ~= '' then
   redis.call('SET', named(line, ':newest'), number .. ' ' .. string.match(job, '^[^/]+'), 'PX', DAY_MS)
 end
