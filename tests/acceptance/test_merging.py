@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from contextlib import suppress
 from threading import Thread

@@ -291,6 +291,7 @@ def ask(server: Server, command: Ask, mistakes: Mistakes) -> Effect:
         return Effect(effect.reply, after)
     if calls is not None:
         after = _given(server, after, asked.attempt, calls, mistakes)
+    after = after._replace(given=frozenset(one for one in after.given if one[0] != _before(asked.attempt)))
     is_silent = Mistake.NO_NEWEST in mistakes or (calls is None and Mistake.NEWEST_OF_MERGED_ONLY in mistakes)
     if number and not is_silent:
         after = after._replace(newest=(number, asked.attempt.task_id))

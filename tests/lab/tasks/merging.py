@@ -23,6 +23,7 @@ def define(app: Celery, ledger: Ledger) -> None:
         "latest": {"lock_arguments": "latest", **late},
         "latest_again": {"lock_arguments": "latest", "retry_on_worker_lost": True, "default_retry_delay": 0},
         "latest_early": {"lock_arguments": "latest"},
+        "latest_brief": {"lock_arguments": "latest", "lock_queue_ttl": 1.0},
         "latest_short": {"lock_arguments": "latest", "lock_lease": 1.5, **late},
         "latest_cooled": {"lock_arguments": "latest", "lock_cooldown": 1.0, "lock_fence": True, **late},
         "latest_retry": {"lock_arguments": "latest"},
