@@ -9,6 +9,7 @@ from celery.exceptions import TaskRevokedError
 
 from celery_redislock import LockConfigError
 from celery_redislock.message.calls import LONGEST_BODY
+from tests.lab.servers import wait_until
 
 PATIENCE = 30
 
@@ -109,3 +110,21 @@ def test_a_call_with_pickle_or_with_another_scope_is_refused(tasks):
         tasks.latest.apply_async(("k", 1), serializer="pickle")
     with pytest.raises(LockConfigError, match="no message waits that calls could join"):
         tasks.latest.apply_async(("k", 1), lock_scope="run")
+
+
+def test_a_message_that_sleeps_does_not_wake_up_because_of_lock_wait_for(tasks, start_worker):
+    worker = start_worker(2)
+    calls = [tasks.debounced.apply_async(("k", number), lock_wait_for=60) for number in range(3)]
+    assert calls[0].get(timeout=PATIENCE) == 2
+    assert worker.output().count("not due yet") <= 3
+
+
+def test_the_place_of_a_lost_ticket_is_free_after_lock_queue_ttl_however_many_calls_come(app, tasks):
+    lost = tasks.latest_brief.delay("k", 0)
+    app.control.purge()
+    wait_until(lambda: tasks.latest_brief.delay("k", 1).id != lost.id, "another message is sent", 20)
+
+
+def test_a_retry_with_other_arguments_that_are_too_large_to_merge_runs_with_them(tasks, start_worker):
+    start_worker(2)
+    assert tasks.latest.delay("k", "small", 0, "grows").get(timeout=PATIENCE) == "x" * LONGEST_BODY

@@ -8,6 +8,7 @@ from typing import Any
 
 from celery import Celery
 
+from celery_redislock.message.calls import LONGEST_BODY
 from tests.lab.gate import spend
 from tests.lab.ledger import Ledger
 
@@ -50,6 +51,8 @@ def define(app: Celery, ledger: Ledger) -> None:
                 if how == "dies" and not os.path.exists(file):
                     open(file, "w").close()
                     os._exit(9)
+                if how == "grows" and not self.request.retries:
+                    raise self.retry(args=(key, "x" * LONGEST_BODY), kwargs={}, countdown=0)
                 if how == "retry" and not self.request.retries:
                     raise self.retry(countdown=float(file or 0))
                 if how == "failure":
