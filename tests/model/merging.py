@@ -74,6 +74,8 @@ class Calls(NamedTuple):
     """The claim of the ticket; empty once a run was given the calls, or they are those of an attempt."""
     attempt: Attempt = NOBODY
     time: Time = Time.DUE
+    is_refused: bool = False
+    """Whether the ticket's run was refused for good, so that its calls get no run."""
 
     @property
     def given(self) -> Calls:
@@ -202,7 +204,8 @@ def merge(server: Server, command: Merge, mistakes: Mistakes) -> Effect:
         answers = frozenset(one for one in server.merged if one[0] != command.claim) | {(command.claim, number, queued)}
         merged = calls._replace(number=number, bodies=bodies, time=_time(command, bodies, time))
         return Effect(Tag.MERGED, server._replace(pending=merged, merged=answers), number, ticket=queued)
-    if calls is not None and not (is_over and _has_calls(server)) and not _is_dropped(queued, mistakes):
+    is_needless = calls is not None and ((is_over and _has_calls(server)) or calls.is_refused)
+    if calls is not None and not is_needless and not _is_dropped(queued, mistakes):
         server = server.give(calls.attempt, calls)  # the place lapsed, or the ticket is full
     place = Key(command.claim, command.attempt, sending=True)
     pending = Calls(number, bodies, command.claim, command.attempt, _time(command, bodies, time))
@@ -286,6 +289,8 @@ def ask(server: Server, command: Ask, mistakes: Mistakes) -> Effect:
         queued, leaves = after.lock.queued, refusal is not Tag.DUE and Mistake.REFUSED_KEEPS_ITS_PLACE not in mistakes
         if leaves and queued is not None and queued.nonce == asked.claim:
             after = after._replace(lock=after.lock._replace(queued=None))
+        if calls is not None and calls.claim and refusal is not Tag.DUE:
+            after = after._replace(pending=calls._replace(is_refused=True))
         return Effect(refusal, after)
     if effect.reply is not Tag.GRANTED:
         return Effect(effect.reply, after)

@@ -39,7 +39,7 @@ class State(NamedTuple):
     key: str | None
     queued: str | None
     notes: set[str]
-    pending: tuple[str, str, int, tuple[int, ...], Time] | None
+    pending: tuple[str, str, int, tuple[int, ...], Time, bool] | None
     given: dict[str, tuple[int, tuple[int, ...]]]
     newest: tuple[int, str] | None
     merged: dict[str, tuple[int, str]]
@@ -68,6 +68,7 @@ class Keys(keys_of_model.Keys):
                 "due": due,
                 "expires": now - 1 if calls.time is Time.EXPIRED else "",
                 "count": before + len(calls.bodies),
+                **({"refused": 1} if calls.is_refused else {}),
                 **self.fields(calls, before),
             }
             pipe.hset(NAMES.pending, mapping=fields)
@@ -134,7 +135,7 @@ class Keys(keys_of_model.Keys):
             number, bodies, fields = self.calls(NAMES.pending, new)
             time = Time.EARLY if int(fields["due"]) > self.now() else Time.DUE
             time = Time.EXPIRED if fields["expires"] else time
-            pending = fields["claim"], fields["job"], number, bodies, time
+            pending = fields["claim"], fields["job"], number, bodies, time, "refused" in fields
         if found:
             number, _, job = found.decode().partition(" ")
             newest = self.number(number, new), job
@@ -161,7 +162,7 @@ class Keys(keys_of_model.Keys):
             key and self.value(key),
             server.lock.queued and self.value(server.lock.queued),
             {note(attempt) for attempt in server.lock.notes},
-            calls and (real(calls.claim), calls.attempt.job, calls.number, calls.bodies, calls.time),
+            calls and (real(calls.claim), calls.attempt.job, calls.number, calls.bodies, calls.time, calls.is_refused),
             {attempt.job: (calls.number, calls.bodies) for attempt, calls in server.given},
             server.newest if server.newest[0] else None,
             {real(claim): (number, str(self.value(ticket))) for claim, number, ticket in server.merged},
@@ -260,6 +261,7 @@ def small_merges() -> list[tuple[Server, Command]]:
         Calls(4, bodies, claim, attempt) for claim, attempt in (("h1", A), ("h9", C)) for bodies in ((4,), (3, 4))
     ]
     pending.append(Calls(4, (4,), "h1", A, Time.EARLY))
+    pending.append(Calls(4, (4,), "h1", A, is_refused=True))
     answers = [frozenset[tuple[str, int, Key]](), frozenset({("h9", 3, Key("h1", A))})]
     retried = Attempt("c", 1, 0)
     asked = [
@@ -276,6 +278,8 @@ def small_merges() -> list[tuple[Server, Command]]:
     states = [
         Server(Lock(queued=queued), calls, before, newest, merged, clock=9)
         for queued, calls in itertools.product((None, *jobs), (None, *pending))
+        # A run that is refused gives up its place in the same command.
+        if not (queued and calls and calls.is_refused and queued.nonce == calls.claim)
         for newest in ((0, ""), (3, "a"), (7, "b"))
         for merged, before in ((answers[0], given[0]), (answers[1], given[0]), (answers[0], given[1]))
     ]
