@@ -95,10 +95,10 @@ BUDGET = {
     "a duplicate publish whose call sets scope job": ["reserve: EXISTS SET 2 GET PTTL"],
     "a run whose call sets scope job": ["acquire: 2 GET SET", RELEASED],
     "a run whose call sets other options": [GRANTED, RELEASED],
-    "a publish with lock_arguments": ["merge: 2 TIME 3 GET HGET 2 HSET PEXPIRE SET", SENT],
-    "a publish that is merged": ["merge: TIME 3 GET HGET HMGET HSET 2 PEXPIRE SET"],
+    "a publish with lock_arguments": ["merge: 5 TIME 3 GET HGET 2 HSET PTTL PEXPIRE SET", SENT],
+    "a publish that is merged": ["merge: 4 TIME 3 GET HGET HMGET HSET 2 PTTL PEXPIRE SET"],
     "a run of merged calls": [
-        "acquire: MGET 3 HGET 2 GET 2 HMGET 2 TIME ZRANGE 2 SET DEL RENAME PEXPIRE",
+        "acquire: MGET 3 HGET 2 GET 3 TIME 2 HMGET ZRANGE 2 SET 2 DEL RENAME PTTL",
         "release: GET 2 DEL ZRANGE",
     ],
     "a renewal of 1,000 locks": 2 * ["renew: 500 GET 500 PEXPIRE"],

@@ -57,6 +57,11 @@ def test_a_receiver_that_fails_never_harms_its_run(
     assert told(signals.lock_unavailable, "once")[0] == signals.lock_unavailable.providing_args
 
     nothing_is_left()
+    with pytest.raises(TaskRevokedError, match="superseded"):
+        tasks.latest.delay("merged", "first", 0, "overtaken").get(timeout=20)
+    for signal in (signals.lock_merged, signals.lock_superseded):
+        assert told(signal, "latest") == [signal.providing_args]
+
     for name in signals.__all__:
         broken = f"a receiver of {name} is broken"
         wait_until(lambda broken=broken: broken in worker.output(), broken)

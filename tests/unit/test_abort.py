@@ -75,7 +75,7 @@ def test_a_strike_at_any_moment_hits_the_body_or_nobody():
     switch_interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        for _ in range(1500):
+        for _ in range(600):
             outcome = struck_or_ended(seconds)
             outcomes[outcome] += 1
             seconds = seconds / 1.01 if outcome == "struck" else seconds * 1.01

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kombu.exceptions import ContentDisallowed, DecodeError, EncodeError
 
@@ -22,6 +22,7 @@ VALUES = st.recursive(
 )
 
 
+@settings(max_examples=50)
 @given(st.lists(VALUES), st.dictionaries(st.text(), VALUES))
 def test_what_is_written_is_read(args: list[Any], kwargs: dict[str, Any]) -> None:
     assert read_call(APP, write_call("t", "json", args, kwargs)) == (args, kwargs)

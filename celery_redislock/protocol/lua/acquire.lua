@@ -105,17 +105,15 @@ if copy and (#kept == 0 or is_running(values[copy])) then
   end
 end
 
-local job, calls, number, is_replaceable = given.M and job_of(token), nil, given.M, given.M ~= ''
+local job, number, is_replaceable = given.M and job_of(token), given.M, given.M ~= ''
+local calls, own, before  -- hashes: what the run is given, and what its attempt and the one before were given
 
 -- The hash with what the run is given: the calls that were merged into its message, or what was given to this attempt or
--- to the last one, whose process has died. nil if only the message has its arguments.
+-- to the one before, whose process has died. nil if only the message has its arguments.
 local function calls_of_run()
-  local pending, id, retries = named(line, ':pending'), string.match(job, '^(.*)/(%d+)$')
+  local pending = named(line, ':pending')
   if claim and claim_of(pending) == nonce_of(claim) then return pending end
-  for _, before in ipairs({retries, retries - 1}) do
-    local name = named(line, ':args:' .. id .. '/' .. before)
-    if redis.call('EXISTS', name) == 1 then return name end
-  end
+  return redis.call('EXISTS', own) == 1 and own or redis.call('EXISTS', before) == 1 and before or nil
 end
 
 -- The reply if the run must not begin now, or never; nil if it may begin.
@@ -131,17 +129,21 @@ local function refusal()
 end
 
 if job then
+  local id, retries = string.match(job, '^(.*)/(%d+)$')
+  own, before = named(line, ':args:' .. job), named(line, ':args:' .. id .. '/' .. retries - 1)
   calls = calls_of_run()
   number = calls and redis.call('HGET', calls, 'number') or number
   local reply = not mine and refusal()
-  if reply then
-    if reply[1] ~= 'due' and place and is_owned_by(claim, redis.call('GET', place)) then
+  if reply and reply[1] ~= 'due' then
+    if place and is_owned_by(claim, redis.call('GET', place)) then
       redis.call('DEL', place)  -- at once: nothing may be merged into a message that does not run
     end
-    if reply[1] ~= 'due' and calls then
+    if calls then
       redis.call('HSET', calls, 'refused', 1)
       redis.call('PEXPIRE', calls, MINUTE_MS)  -- the second command gets the same reply if this one is lost
     end
+  end
+  if reply then
     give_back_all_but(nil)
     return reply
   end
@@ -204,13 +206,11 @@ end
 local bodies = {}
 if calls then
   bodies = bodies_of(calls)
-  if calls ~= named(line, ':args:' .. job) then
+  if calls ~= own then
     grant_calls(line, calls, job)  -- kept, because a copy of the message must be given the same
   end
 end
--- The attempt before has ended: this one has been given all that it was given.
-local id, retries = string.match(job, '^(.*)/(%d+)$')
-redis.call('DEL', named(line, ':args:' .. id .. '/' .. retries - 1))
+redis.call('DEL', before)  -- that attempt has ended: this one has been given all that it was given
 if number ~= '' then
   redis.call('SET', named(line, ':newest'), number .. ' ' .. string.match(job, '^[^/]+'), 'PX', DAY_MS)
 end

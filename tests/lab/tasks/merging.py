@@ -51,6 +51,10 @@ def define(app: Celery, ledger: Ledger) -> None:
                 if how == "dies" and not os.path.exists(file):
                     open(file, "w").close()
                     os._exit(9)
+                if how == "overtaken" and not self.request.retries:
+                    for number in range(2):
+                        self.delay(key, number)
+                    raise self.retry(countdown=1)
                 if how == "grows" and not self.request.retries:
                     raise self.retry(args=(key, "x" * LONGEST_BODY), kwargs={}, countdown=0)
                 if how == "retry" and not self.request.retries:
