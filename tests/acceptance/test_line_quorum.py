@@ -111,7 +111,7 @@ def test_a_message_that_was_delivered_often_is_published_anew_before_rabbitmq_dr
     with tasks.work.lock_for("k"):
         worker = start_worker(1)
         wait_until(lambda: waiting_in(worker) == 2, "it was published anew, without a pause", 5)
-        assert "waited in this worker again: 1" in worker.output()
+        wait_until(lambda: "waited in this worker again: 1" in worker.output(), "it says so: after it has published")
         later = tasks.work.delay("k", "later")
         wait_until(lambda: kept(app) == 2, "both wait")
         assert waiting_in(worker) == 3
