@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
 
 from celery import Celery
@@ -133,12 +132,10 @@ class Locked:
         """
         return self._block().__enter__()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         # Look for the taken lock on all servers: the block may have made another app current.
         taken = (lock for lock in reversed([*self._of_block.values()]) if lock.token is not None)
-        (next(taken, None) or self._block()).__exit__(kind, error, traceback)
+        (next(taken, None) or self._block()).__exit__(*error)
 
     def _block(self) -> Lock | NoLock:
         """The lock for a block, one per server: a `Lock` tells its threads and contexts apart by itself."""

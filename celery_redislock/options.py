@@ -6,7 +6,7 @@ A task's options are resolved when the task is bound. A wrong value then raises 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from reprlib import repr as short_repr
@@ -23,6 +23,8 @@ Arguments = Literal["first", "latest", "all"]
 OnLost = Literal["warn", "abort"]
 OnOutage = Literal["retry", "raise", "run"]
 CONFLICT_POLICIES: tuple[str, ...] = get_args(ConflictPolicy)
+#: Options that not all options can be combined with.
+_COMBINED = "scope", "on_conflict", "limit", "window", "arguments", "debounce", "debounce_max"
 
 
 class Rule(NamedTuple):
@@ -193,17 +195,8 @@ def resolve_options(
         what_counts = (values["args"], values["key"], values["limit"])
         is_same_work = what_counts == (None, None, 1) and values["scope"] != "queue"
         values["on_conflict"] = "skip" if is_same_work else "wait"
-    if values["scope"] == "queue" and values["on_conflict"] != "wait":
-        scope, policy = name_of("scope", own, app_wide), name_of("on_conflict", own, app_wide)
-        raise LockConfigError(
-            f"{task}: {scope} = 'queue' with {policy} = {values['on_conflict']!r} is not allowed: the queued "
-            "message must run; allowed: 'wait'"
-        )
-    if values["window"] is not None:
-        _check_window(task, values, lambda option: name_of(option, own, app_wide, prefix))
-    _check_merging(task, values, lambda option: name_of(option, own, app_wide, prefix))
-    if values["limit"] != 1:
-        _refuse_with_limit(task, values, lambda option: name_of(option, own, app_wide, prefix))
+    for refusal in _refusals(values, lambda option: name_of(option, own, app_wide, prefix)):
+        raise LockConfigError(f"{task}: {refusal}")
     if values["args"] is not None:
         values["args"] = tuple(values["args"])
     return LockOptions(**values)
@@ -241,59 +234,46 @@ def allowed_of_call(given: Mapping[Any, Any]) -> dict[str, Any] | None:
     return {name: given[name] for name in PER_CALL if name in given and _accepts(OPTIONS[name], given[name])} or None
 
 
-def _refuse_with_limit(task: str, values: Mapping[str, Any], name: Callable[[str], str]) -> None:
-    limit = values["limit"]
-    with_limit = f"{task}: {name('limit')} = {limit if isinstance(limit, int) else 'a callable'} is not allowed with"
-    if values["scope"] != "run":
-        raise LockConfigError(
-            f"{with_limit} {name('scope')} = {values['scope']!r}, where only one message may wait; allowed: 'run'"
-        )
-    if values["fence"]:
-        raise LockConfigError(f"{with_limit} {name('fence')}: a fence orders successive holders, not simultaneous ones")
-    if values["cooldown"]:
-        raise LockConfigError(f"{with_limit} {name('cooldown')}: the key would cool down after one of several holders")
-
-
-def _check_window(task: str, values: Mapping[str, Any], name: Callable[[str], str]) -> None:
-    window, scope, lease = values["window"], values["scope"], values["lease"]
-    refused = f"{task}: {name('window')} = {window:g} is not allowed with"
-    if scope != "job":
-        raise LockConfigError(
-            f"{refused} {name('scope')} = {scope!r}: it limits how often a job is sent; allowed: 'job'"
-        )
-    if window < lease:
-        raise LockConfigError(f"{refused} {name('lease')} = {lease:g}: a window must be at least as long as the lease")
-
-
-def _check_merging(task: str, values: Mapping[str, Any], name: Callable[[str], str]) -> None:
-    debounce, longest, arguments = values["debounce"], values["debounce_max"], values["arguments"]
-    if longest is not None and debounce is None:
-        raise LockConfigError(
-            f"{task}: {name('debounce_max')} = {longest:g} is not allowed without a debounce: it limits how long new "
-            "calls can put a run off; set lock_debounce"
-        )
-    if longest is not None and longest < debounce:
-        raise LockConfigError(
-            f"{task}: {name('debounce_max')} = {longest:g} is not allowed with {name('debounce')} = {debounce:g}: the "
-            "maximum must be at least as long as the debounce"
-        )
-    if arguments == "first":
-        if debounce is not None:
-            raise LockConfigError(
-                f"{task}: {name('debounce')} = {debounce:g} is not allowed with {name('arguments')} = 'first', where a "
-                "later call does not change the message that waits; allowed: 'latest' or 'all'"
-            )
-        return
-    refused = f"{task}: {name('arguments')} = {arguments!r} is not allowed with"
-    if values["scope"] != "queue":
-        where = f"{name('scope')} = {values['scope']!r}"
-        raise LockConfigError(f"{refused} {where}, where no message waits that calls could join; allowed: 'queue'")
-    if values["hold_on_retry"]:
-        raise LockConfigError(f"{refused} {name('hold_on_retry')}: a retry takes the queue slot, not the key")
-    if (values["args"], values["key"]) == (None, None):
-        raise LockConfigError(
-            f"{refused} a key of all arguments: only equal calls would be merged; set lock_args or lock_key"
-        )
+def _refusals(values: Mapping[str, Any], name: Callable[[str], str]) -> Iterator[str]:
+    """Why these options cannot be combined. `name` returns the name under which an option was set."""
+    scope, policy, limit, window, arguments, debounce, longest = map(values.get, _COMBINED)
+    of_scope = f"{name('scope')} = {scope!r}"
+    if scope == "queue" and policy != "wait":
+        with_policy = f"{name('on_conflict')} = {policy!r}"
+        yield f"{of_scope} with {with_policy} is not allowed: the queued message must run; allowed: 'wait'"
+    if window is not None:
+        refused = f"{name('window')} = {window:g} is not allowed with"
+        if scope != "job":
+            yield f"{refused} {of_scope}: it limits how often a job is sent; allowed: 'job'"
+        if window < values["lease"]:
+            lease = f"{name('lease')} = {values['lease']:g}"
+            yield f"{refused} {lease}: a window must be at least as long as the lease"
+    if longest is not None:
+        refused = f"{name('debounce_max')} = {longest:g} is not allowed with"
+        if debounce is None:
+            yield f"{refused}out a debounce: it limits how long new calls can put a run off; set lock_debounce"
+        elif longest < debounce:
+            with_debounce = f"{name('debounce')} = {debounce:g}"
+            yield f"{refused} {with_debounce}: the maximum must be at least as long as the debounce"
+    if arguments != "first":
+        refused = f"{name('arguments')} = {arguments!r} is not allowed with"
+        if scope != "queue":
+            yield f"{refused} {of_scope}, where no message waits that calls could join; allowed: 'queue'"
+        if values["hold_on_retry"]:
+            yield f"{refused} {name('hold_on_retry')}: a retry takes the queue slot, not the key"
+        if (values["args"], values["key"]) == (None, None):
+            yield f"{refused} a key of all arguments: only equal calls would be merged; set lock_args or lock_key"
+    elif debounce is not None:
+        refused = f"{name('debounce')} = {debounce:g} is not allowed with {name('arguments')} = 'first'"
+        yield f"{refused}, where a later call does not change the message that waits; allowed: 'latest' or 'all'"
+    if limit != 1:
+        refused = f"{name('limit')} = {limit if isinstance(limit, int) else 'a callable'} is not allowed with"
+        if scope != "run":
+            yield f"{refused} {of_scope}, where only one message may wait; allowed: 'run'"
+        if values["fence"]:
+            yield f"{refused} {name('fence')}: a fence orders successive holders, not simultaneous ones"
+        if values["cooldown"]:
+            yield f"{refused} {name('cooldown')}: the key would cool down after one of several holders"
 
 
 def check_limit(what: str, limit: Any, *, fence: bool) -> int:

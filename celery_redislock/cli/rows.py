@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import NamedTuple, Self
 
@@ -49,9 +50,10 @@ class Calls(NamedTuple):
     @classmethod
     def of(cls, token: Token, claim: bytes | None, number: bytes, due: bytes) -> Self | None:
         """Return the calls with these fields in Redis; None if the message of `token` has none."""
-        if claim != token.nonce.encode():
-            return None
-        return cls(int(number), datetime.fromtimestamp(int(due) / 1e6, UTC))
+        with suppress(ValueError, TypeError, OverflowError, OSError):  # a damaged field
+            if claim == token.nonce.encode():
+                return cls(int(number), datetime.fromtimestamp(int(due) / 1e6, UTC))
+        return None
 
     def said(self, now: datetime) -> str:
         """How many calls there are, and when they are due, in words."""

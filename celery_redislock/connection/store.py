@@ -6,7 +6,7 @@ nothing about Celery.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import redis
@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from celery_redislock.errors import LockInfo, LockUnavailable
 from celery_redislock.protocol import commands
-from celery_redislock.protocol.hold import Owner
+from celery_redislock.protocol.hold import Hold, Owner
 from celery_redislock.protocol.names import Demand, keys_of
 from celery_redislock.protocol.replies import (
     Conflict,
@@ -26,7 +26,7 @@ from celery_redislock.protocol.replies import (
     Reserved,
     Superseded,
 )
-from celery_redislock.protocol.scripts import Call, Note, Passed, Tag
+from celery_redislock.protocol.scripts import Call, Command, Note, Numbered, Passed, Reply, Tag
 from celery_redislock.protocol.tokens import Token
 
 from .connections import Connections
@@ -75,7 +75,13 @@ class LockStore:
         return cls(Sender(Connections(client), lambda key: outage))
 
     def acquire(
-        self, owner: Owner, lease: float, note: str | None = None, *, fence: bool = False, number: int | None = None
+        self,
+        owner: Owner,
+        lease: float,
+        note: str | None = None,
+        *,
+        fence: bool = False,
+        numbered: Numbered | None = None,
     ) -> Granted | Conflict | Finished | NotDue | Superseded:
         """Acquire the key that `owner` demands, for `lease` seconds.
 
@@ -84,8 +90,7 @@ class LockStore:
             lease: How long the key holds the token, in seconds; infinite for a key that never expires.
             note: The key of the attempt's note, if this message may be a copy.
             fence: Whether to ask for a fencing number.
-            number: The number of the message's call, if calls can be merged into the message; 0 if a newer call does
-                not replace it.
+            numbered: The message's call, if others can be merged into the message.
 
         Raises:
             LockUnavailable: Redis did not answer, or refused the command. If the key may have been granted, the store
@@ -94,7 +99,7 @@ class LockStore:
         """
         owner.hold = hold = owner.hold.asked()
         try:
-            reply, sent_at, _ = self.ask(hold.acquire(lease, note, fence=fence, number=number), hold.undo)
+            reply, sent_at, _ = self.ask(hold.acquire(lease, note, fence=fence, numbered=numbered), hold.undo)
         except LockUnavailable:  # after any other error, the owner ends the hold
             owner.hold = owner.hold.doubted(hold.asks)
             raise
@@ -107,7 +112,7 @@ class LockStore:
             case Tag.DUE:
                 return NotDue(reply[1] / 1000, reply[2])
             case Tag.EXPIRED | Tag.SUPERSEDED:
-                return Superseded(reply[1].decode() if len(reply) > 1 else None)
+                return Superseded(reply[1].decode(errors="replace") if len(reply) > 1 else None)
         return Conflict.of(reply)
 
     def reserve(
@@ -125,16 +130,10 @@ class LockStore:
         Raises:
             LockUnavailable: As for `acquire`.
         """
-        owner.hold = hold = owner.hold.asked()
-        try:
-            reply, _, _ = self.ask(hold.reserve(ttl, passed, in_queue=in_queue, window=window), hold.undo)
-        except LockUnavailable:
-            owner.hold = owner.hold.doubted(hold.asks)
-            raise
-        owner.hold = owner.hold.answered(hold.asks, reply[0])
+        reply = self._publishes(owner, lambda hold: hold.reserve(ttl, passed, in_queue=in_queue, window=window))
         if reply[0] in {Tag.OUTSTANDING, Tag.WINDOW}:
             return Outstanding.of(reply)
-        key = hold.demand.key
+        key = owner.hold.demand.key
         return Reserved(key if reply[0] == Tag.GRANTED else keys_of(key).queued)
 
     def merge(
@@ -152,20 +151,25 @@ class LockStore:
         Raises:
             LockUnavailable: As for `acquire`.
         """
-        owner.hold = hold = owner.hold.asked()
-        try:
-            reply, _, _ = self.ask(hold.merge(ttl, queued_ttl, passed, call), hold.undo)
-        except LockUnavailable:
-            owner.hold = owner.hold.doubted(hold.asks)
-            raise
-        owner.hold = owner.hold.answered(hold.asks, reply[0])
+        reply = self._publishes(owner, lambda hold: hold.merge(ttl, queued_ttl, passed, call))
         match reply[0]:
             case Tag.OUTSTANDING:
                 return Outstanding.of(reply)
             case Tag.MERGED:
                 return Merged.of(reply)
         _, number, due_in = reply
-        return Reserved(keys_of(hold.demand.key).queued, number, due_in / 1000)
+        return Reserved(keys_of(owner.hold.demand.key).queued, number, due_in / 1000)
+
+    def _publishes(self, owner: Owner, command: Callable[[Hold], Command]) -> Reply:
+        """Send a command of a publish, which may reserve something for its message."""
+        owner.hold = hold = owner.hold.asked()
+        try:
+            reply, _, _ = self.ask(command(hold), hold.undo)
+        except LockUnavailable:
+            owner.hold = owner.hold.doubted(hold.asks)
+            raise
+        owner.hold = owner.hold.answered(hold.asks, reply[0])
+        return reply
 
     def release(self, demand: Demand, token: Token, note: Note | None = None, *, exactly: bool = False) -> bool:
         """Release the key if `token` owns it.
@@ -184,7 +188,7 @@ class LockStore:
         """
         return self.send(commands.release(demand, token.value if exactly else token.owner, note))
 
-    def give_up(self, demand: Demand, claim: str, *, is_to_come: bool, window: str | None = None) -> bool:
+    def give_up(self, demand: Demand, claim: str, *, is_to_come: bool, closes: tuple[str, ...] = ()) -> bool:
         """Give up the reservations of a message that will not run: the key, and the place in the queue.
 
         Args:
@@ -192,7 +196,7 @@ class LockStore:
             claim: The message's claim.
             is_to_come: Whether a run that has not ended may still hand the key over to the message. If so, a note
                 tells that run's release not to.
-            window: The key of the window that the message has opened, if it is to be closed.
+            closes: If its job never runs: the key of the window that it has opened, and of the calls kept for it.
 
         Returns:
             Whether the key was reserved for the message.
@@ -200,7 +204,7 @@ class LockStore:
         Raises:
             LockUnavailable: Redis did not answer, or refused the command.
         """
-        reply, _, _ = self.ask(commands.give_up(demand, claim, is_to_come=is_to_come, window=window))
+        reply, _, _ = self.ask(commands.give_up(demand, claim, is_to_come=is_to_come, closes=closes))
         return bool(reply[0] == Tag.RELEASED)
 
     def pass_on(self, demand: Demand, call: bytes) -> bool:

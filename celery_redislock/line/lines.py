@@ -227,6 +227,10 @@ class Lines:
         elif what in {"offer", "look"} and (name in self.by_name or is_line(name)):
             line = self.by_name.setdefault(name, Line(Demand.of_line(name), rank=0))
             self._due[line] = self._due.get(line, False) or what == "offer"
+        elif what == "due":
+            for one in self._timers:  # a copy
+                if isinstance(one, Waiter) and one.is_asleep and one.line == name:
+                    self._timers.put(one, -math.inf)
 
     def soon(self, name: str) -> None:
         """Check the line `name` in the next round, if there is one."""

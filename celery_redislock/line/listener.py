@@ -6,7 +6,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -28,11 +28,11 @@ PAUSE_OF_THE_DEAF = 60.0
 
 
 class Listener:
-    """Subscribes to a channel on its own connection, and subscribes again whenever the subscription ends.
+    """Subscribes to channels on its own connection, and subscribes again whenever the subscription ends.
 
     Args:
         client: The client that provides the connection.
-        channel: From `names.channel_of`.
+        channels: From `names.channel_of`: the room's own, and that of all rooms.
         on_message: Called with the text of each message. Also called with None when the subscription starts or ends,
             because messages may have been missed.
 
@@ -40,10 +40,10 @@ class Listener:
         hears: Whether the subscription is active, as far as the listener knows.
     """
 
-    def __init__(self, client: Any, channel: str, on_message: Callable[[str | None], object]) -> None:
+    def __init__(self, client: Any, channels: Sequence[str], on_message: Callable[[str | None], object]) -> None:
         self.hears = False
         self._client = client
-        self._channel = channel
+        self._channels = channels
         self._on_message = on_message
         self._stopped = threading.Event()
         self._failures = 0
@@ -67,9 +67,9 @@ class Listener:
                 pause = PAUSE_OF_THE_DEAF
             # Debug only: the store logs outages. A client that decodes replies may fail on bytes that are not text.
             except (RedisError, UnicodeDecodeError) as error:
-                logger.debug("no subscription to %s: %s", self._channel, describe(error))
+                logger.debug("no subscription to %s: %s", self._channels[0], describe(error))
             except BaseException:  # pragma: no cover - a bug in this class: waiters must still get their hints
-                logger.exception("the subscription to %s failed; trying again", self._channel)
+                logger.exception("the subscription to %s failed; trying again", self._channels[0])
             if self.hears:
                 self.hears, pause = False, SHORTEST_PAUSE
                 self._on_message(None)
@@ -77,7 +77,7 @@ class Listener:
 
     def _listen(self) -> None:
         with self._client.pubsub() as subscription:
-            subscription.subscribe(self._channel)
+            subscription.subscribe(*self._channels)
             heard_at, asked = time.monotonic(), False
             while not self._stopped.is_set():
                 message = subscription.get_message(timeout=LOOK_EVERY)
@@ -88,7 +88,7 @@ class Listener:
                 elif now - heard_at > SILENCE:
                     if asked or not self.hears:
                         raise RedisConnectionError("the server is silent")
-                    subscription.subscribe(self._channel)  # not PING, which the user may not be allowed to send
+                    subscription.subscribe(self._channels[0])  # not PING, which the user may not be allowed to send
                     heard_at, asked = now, True
 
     def _heard(self, message: dict[str, Any]) -> None:
@@ -109,5 +109,5 @@ class Listener:
             logger.warning(
                 "the lock server does not let this process subscribe to %s: %s; waiting messages check their locks "
                 "every second instead; allow the server's user the channels %s:*",
-                *(self._channel, describe(error), self._channel.rpartition(":")[0]),
+                *(self._channels[0], describe(error), self._channels[0].rpartition(":")[0]),
             )

@@ -20,7 +20,7 @@ from celery_redislock.connection.outage import Outage
 from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockUnavailable, shown
 from celery_redislock.protocol import commands, tokens
-from celery_redislock.protocol.names import channel_of
+from celery_redislock.protocol.names import ALL_ROOMS, channel_of
 from celery_redislock.protocol.replies import Conflict
 
 from . import lines
@@ -67,7 +67,8 @@ class Room:
         self.token = tokens.of_room(tokens.mint_nonce(), socket.gethostname(), keyprefix)
         self.host: Host | None = None
         self._store = store
-        self._listener = Listener(client, channel_of(self.token.nonce, keyprefix), self._heard)
+        channels = [channel_of(room, keyprefix) for room in (self.token.nonce, ALL_ROOMS)]
+        self._listener = Listener(client, channels, self._heard)
         self._numbers = itertools.count(1)
         # No lock guards these two, because a time limit may interrupt a caller at any point.
         #: All waiters, each with True. Whatever removes one must start it or drop it.

@@ -8,7 +8,6 @@ import logging
 import math
 import socket
 import time
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from redis.exceptions import LockError
@@ -198,9 +197,7 @@ class Lock(Handle):
             raise LockConflict(self.key, conflict.info(self.key))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         try:
             self.release()
         except LockError as lost:

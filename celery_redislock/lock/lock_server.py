@@ -148,7 +148,9 @@ class LockServer:
         self.store.send_late(command, on_reply, in_doubt)
         self.keeper.expect_answers()
 
-    def give_up(self, demand: Demand, claim: str, ttl: float, *, is_to_come: bool, window: str | None = None) -> None:
+    def give_up(
+        self, demand: Demand, claim: str, ttl: float, *, is_to_come: bool, closes: tuple[str, ...] = ()
+    ) -> None:
         """Have the keeper give up the reservations of a message that will not run; see `LockStore.give_up`.
 
         Args:
@@ -157,12 +159,12 @@ class LockServer:
             ttl: How long the reservations may live, in seconds. The keeper stops trying after that time.
             is_to_come: Whether the key may still be handed over to the message. If so, the keeper tries for at least
                 `NOTE_TTL` seconds.
-            window: The window that the message has opened, if it is to be closed.
+            closes: As for `LockStore.give_up`.
         """
         until = time.monotonic() + (max(ttl, NOTE_TTL) if is_to_come else ttl)
         self.keeper.later(
             *(demand.key, until),
-            lambda store: store.give_up(demand, claim, is_to_come=is_to_come, window=window),
+            lambda store: store.give_up(demand, claim, is_to_come=is_to_come, closes=closes),
         )
 
     def pass_on(self, demand: Demand, call: bytes) -> None:

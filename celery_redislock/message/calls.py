@@ -44,14 +44,14 @@ def write_call(task: str, serializer: str | None, args: Sequence[Any], kwargs: M
     return f"{content_type} {encoding}\n".encode() + (payload.encode() if isinstance(payload, str) else payload)
 
 
-def read_call(app: Celery, body: bytes) -> Arguments:
+def read_call(app: Celery, body: bytes | None) -> Arguments:
     """The arguments in a body that `write_call` has made.
 
     Raises:
         ContentDisallowed: The app does not accept its content type, or that is pickle.
         DecodeError, ValueError: The body is damaged.
     """
-    head, _, payload = body.partition(b"\n")
+    head, _, payload = (body or b"").partition(b"\n")
     content_type, encoding = head.decode().split(" ")
     accepted = {*prepare_accept_content(app.conf.accept_content)} - _UNSAFE  # type: ignore[misc]
     args, kwargs = loads(payload, content_type, encoding, accept=accepted)

@@ -61,6 +61,8 @@ class Header(NamedTuple):
     """How many children died with the message before its run began."""
     number: int = 0
     """The number of the message's call, from lua/merge.lua; 0 if it has none."""
+    unmerged: bool = False
+    """The message is the next attempt of a run, and the lock server has not been told its arguments."""
     options: Mapping[str, Any] | None = None
     """The lock options that the message's call has set, without the prefix ``lock_``; None if it has set none."""
 
@@ -85,15 +87,19 @@ class Header(NamedTuple):
         """The value to send under `HEADER`: the fields that differ from their defaults, which are all empty or zero."""
         return {name: value for name, value in zip(self._fields, self, strict=True) if value}
 
-    def next(self, *, begun: bool, joins: str | None = None, rank: int = 0) -> Self:
-        """The header for the next time that the message waits.
+    def next(self, *, begun: bool = False, joins: str | None = None, rank: int = 0, sleeps: bool = False) -> Self:
+        """The header for the next time that the message waits, or sleeps until it is due.
 
         Args:
             begun: Whether the work may have begun. Once a message is marked as begun, it stays marked.
             joins: The id of the task whose outcome the message waits for; None to keep the current one.
             rank: The message's rank in line; 0 to keep the current one.
+            sleeps: Whether the message sleeps, which does not count as waiting.
         """
-        since, rank = self.since or time.time(), rank or self.rank
+        rank = rank or self.rank
+        if sleeps:
+            return self._replace(rank=rank)
+        since = self.since or time.time()
         return self._replace(
             times=self.times + 1, since=since, begun=self.begun or begun, joins=joins or self.joins, rank=rank
         )
@@ -140,5 +146,6 @@ _IS_SOUND: Mapping[str, Callable[[Any], bool]] = {
     "republished": lambda value: type(value) is bool,
     "died": lambda value: type(value) is int and 0 < value < 1000,
     "number": _is_time,
+    "unmerged": lambda value: type(value) is bool,
     "options": lambda value: isinstance(value, dict),
 }

@@ -116,13 +116,11 @@ class Message:
         """Seconds until the message is tried again: `Header.delay`, within the broker's limits."""
         return self._broker.countdown(self.header.delay(shortest, longest))
 
-    def wait(self, rank: int, *, is_begun: bool = False, joins: str | None = None) -> Header | None:
+    def wait(self, **changes: Any) -> Header | None:
         """Have the message wait, unacked, in the room of this worker's main process.
 
         Args:
-            rank: The message's rank in the line for its key.
-            is_begun: Whether its work may have begun, so that no policy may drop the message when its turn comes.
-            joins: The id of the task whose outcome the message waits for.
+            changes: Changes of its header, as for `Header.next`.
 
         Returns:
             The header that the message carries from now on. None if the message cannot wait there: the room is full,
@@ -130,15 +128,7 @@ class Message:
         """
         if not self.delivery.may_wait:
             return None
-        self.header = self.header.next(begun=is_begun, joins=joins, rank=rank)
-        self.was_sent_back = True
-        return self.header
-
-    def sleep(self, rank: int) -> Header | None:
-        """Have the message sleep in the room of this worker's main process. Returns what `wait` does."""
-        if not self.delivery.may_wait:
-            return None
-        self.header = self.header._replace(rank=rank)
+        self.header = self.header.next(**changes)
         self.was_sent_back = True
         return self.header
 
@@ -146,17 +136,13 @@ class Message:
         """`seconds` within the broker's limits."""
         return self._broker.countdown(seconds)
 
-    def send_back(
-        self, delay: float, key: str, *, is_begun: bool = False, joins: str | None = None, rank: int = 0
-    ) -> bool:
+    def send_back(self, delay: float, key: str, **changes: Any) -> bool:
         """Publish the message again, to be tried after about `delay` seconds.
 
         Args:
             delay: Seconds, from `pause`.
             key: The key in Redis, for the error message.
-            is_begun: Whether its work may have begun, so that no policy may drop the message when it arrives again.
-            joins: The id of the task whose outcome the message waits for.
-            rank: The message's rank in the line for its key; 0 if it has none.
+            changes: Changes of its header, as for `Header.next`.
 
         Returns:
             Whether the message was sent. False if the broker is out of reach and the message was acked early, so that
@@ -167,7 +153,7 @@ class Message:
             LockUnavailable: This process kept the message for `lock_wait_for` seconds and never reached the broker; the
                 run is lost.
         """
-        self.header = self.header.next(begun=is_begun, joins=joins, rank=rank)._replace(republished=True)
+        self.header = self.header.next(**changes)._replace(republished=True)
         self.delivery = self.delivery._replace(is_marked_begun=self.header.begun, is_republished=True)
         try:
             publish_again(

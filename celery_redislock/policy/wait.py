@@ -73,7 +73,7 @@ class ComeBack(NamedTuple):
 
     def end(self, message: Message, holder: LockInfo, conflict: Conflict) -> None:
         """End the run as `Wait` does, but do not show it as RETRY."""
-        _end(message, holder, conflict, "always waits", self.reason, is_begun=self.is_begun)
+        _end(message, holder, conflict, "always waits", self.reason, begun=self.is_begun)
 
 
 def wait(message: Facts, holder: LockInfo, options: LockOptions) -> Skip | Fail | Wait:
@@ -92,7 +92,7 @@ def _end(message: Message, holder: LockInfo, conflict: Conflict, policy: str, re
     """See `Wait.end`. The `changes` of the message's header are as for `Message.wait`."""
     error = LockConflict(holder.key, holder)
     rank = message.header.rank_at(conflict.now or time.time_ns() // 1000)
-    header = None if conflict.cannot_wait else message.wait(rank, **changes)
+    header = None if conflict.cannot_wait else message.wait(rank=rank, **changes)
     if header is not None:
         message.tell(holder, f"waiting in line ({policy})")
         place = Place(message.demand, rank, header, asks_if_cooling=reason is Waiting.UNLESS_COOLING)
@@ -115,12 +115,12 @@ def sleep_until_due(message: Message, due: NotDue) -> None:
     logger.info("%s: %s", message.name, text, extra=about)
     rank, seconds, options = message.header.rank_at(due.now), due.due_in, message.options
     if options.arguments == "all" and options.debounce:
-        # With its last call, a full ticket is due at once. No hint tells it so.
+        # With its last call, a full ticket is due at once. The hint that tells its room so may be lost.
         seconds = min(seconds, max(1.0, options.debounce / LOOKS_IN_A_DEBOUNCE))
-    header = message.sleep(rank)
+    header = message.wait(rank=rank, sleeps=True)
     if header is not None:
         raise Ended(verdict._replace(place=Place(message.demand, rank, header, sleeps_for=seconds)))
-    if message.send_back(message.delay(seconds), message.demand.key, rank=rank):
+    if message.send_back(message.delay(seconds), message.demand.key, rank=rank, sleeps=True):
         raise Ended(verdict)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from . import scripts
 from .names import Demand, keys_of
-from .scripts import NOTE_TTL, Call, Claim, Command, Note, Passed, Text
+from .scripts import NOTE_TTL, Call, Claim, Command, Note, Numbered, Passed, Text
 from .tokens import RESERVED, Token, cooling, escape, for_capacity, known_by, known_in_line
 
 
@@ -25,7 +25,7 @@ def acquire(
     fence: bool = False,
     call: bytes | None = None,
     claim: Claim | None = None,
-    number: int | None = None,
+    numbered: Numbered | None = None,
 ) -> Command:
     """Acquire a permit. Arguments as for `LockStore.acquire`. A lock with several holders cannot have a `fence`."""
     names, options = keys_of(demand.key), ""
@@ -45,8 +45,10 @@ def acquire(
             options, keys, values = f"{options}CgG", (*keys, names.gone(claim.nonce)), (*values, _ms(NOTE_TTL))
     if demand.capacity > 1:
         options, values = f"{options}S", (*values, str(demand.capacity))
-    if number is not None:
-        options, values = f"{options}M", (*values, str(number or ""))
+    if numbered is not None:
+        options, values = f"{options}M", (*values, str(numbered.number or ""))
+        if numbered.body is not None:
+            options, values = f"{options}L", (*values, numbered.body)
     return Command(scripts.ACQUIRE, keys, (options, *values))
 
 
@@ -67,7 +69,7 @@ def merge(key: str, token: Token, ttl: float, queued_ttl: float, passed: Passed,
     """Take the place in the queue of `key`, or merge `call`. Arguments as for `LockStore.merge`."""
     names = keys_of(key)
     given = {
-        "A": "1" if call.joins else None,
+        "A": call.channel,
         "V": _ms(call.due_in) if call.due_in else None,
         "E": None if call.expires_in is None else _ms(call.expires_in),
         "B": None if call.debounce is None else _ms(call.debounce),
@@ -101,7 +103,8 @@ def release(
         gone: The key of the note saying that a claim is no longer needed. With seconds, the claim is the owner's: if
             it owns no permit, the note is left for that long. Without, it is the claim in `keeps`: if the note exists,
             the permit is freed.
-        places: The place in the queue, and perhaps the window of the owner's job. Each is freed if `owner` has it.
+        places: The place in the queue, which is freed if `owner` has it; and if the owner's job never runs, its window,
+            and the calls that are kept for it.
     """
     options = ""
     keys: tuple[str, ...] = (demand.key, keys_of(demand.key).line)
@@ -110,13 +113,13 @@ def release(
         options, keys, values = "nN", (*keys, note.key), (*values, _ms(note.ttl))
         if note.in_any_case:
             options, values = "nNU", (*values, "1")
-        if note.given is not None:
-            options, keys = f"{options}a", (*keys, note.given)
     if gone is not None:
         options, keys = f"{options}g", (*keys, gone[0])
         if gone[1] is not None:
             options, values = f"{options}G", (*values, _ms(gone[1]))
-    options, keys = options + "pw"[: len(places)], keys + places
+    options, keys = options + "pwa"[: len(places)], keys + places
+    if note is not None and note.given is not None:
+        options, keys = f"{options}a", (*keys, note.given)
     if keeps is not None:
         options, values = f"{options}KT", (*values, keeps[0].value, _ms(keeps[1]))
     if demand.capacity > 1:
@@ -137,16 +140,15 @@ def cool_down(demand: Demand, token: Token, ttl: float, note: Note | None = None
     return release(demand, token.owner, note, (cooling(token), ttl))
 
 
-def give_up(demand: Demand, claim: str, *, is_to_come: bool, window: str | None = None) -> Command:
-    """Give up the reservations of the message that carries `claim`: of the key, of the place in its queue, and of the
-    `window`, if one is given.
+def give_up(demand: Demand, claim: str, *, is_to_come: bool, closes: tuple[str, ...] = ()) -> Command:
+    """Give up the reservations of the message that carries `claim`: of the key, and of the place in its queue.
 
-    If no permit is reserved for the message, but one is to come by a hand-over, a note is left: the claim is no longer
-    needed.
+    If its job never runs, `closes` has its window, and the calls that are kept for it. If no permit is reserved for the
+    message, but one is to come by a hand-over, a note is left: the claim is no longer needed.
     """
     names, owner = keys_of(demand.key), known_by(claim, RESERVED).owner
     gone = (names.gone(claim), NOTE_TTL) if is_to_come else None
-    return release(demand, owner, gone=gone, places=(names.queued, window) if window else (names.queued,))
+    return release(demand, owner, gone=gone, places=(names.queued, *closes))
 
 
 def renew(locks: Sequence[tuple[str, Token, float]]) -> Command:

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol, Self
 
 from . import commands
 from .names import Demand
-from .scripts import Call, Claim, Command, Note, Passed, Tag
+from .scripts import Call, Claim, Command, Note, Numbered, Passed, Tag
 from .tokens import Token
 
 
@@ -144,11 +144,13 @@ class Hold(_Hold):
     # What is sent.
 
     def acquire(
-        self, lease: float, note: str | None = None, *, fence: bool = False, number: int | None = None
+        self, lease: float, note: str | None = None, *, fence: bool = False, numbered: Numbered | None = None
     ) -> Command:
         """Ask for the key. Arguments as for `LockStore.acquire`."""
         demand, token, claim, call, *_ = self
-        return self.words.acquire(demand, token, lease, note=note, fence=fence, call=call, claim=claim, number=number)
+        return self.words.acquire(
+            demand, token, lease, note=note, fence=fence, call=call, claim=claim, numbered=numbered
+        )
 
     def reserve(self, ttl: float, passed: Passed, *, in_queue: bool, window: float | None) -> Command:
         """Ask for a reservation. Arguments as for `LockStore.reserve`."""

@@ -11,6 +11,8 @@ MAX_CAPACITY = 50
 #: NOTE separates the lock's key from an attempt, GONE from a claim, WINDOW from a task, GIVEN from a job, MERGED from a
 #: publish.
 NOTE, GONE, WINDOW, GIVEN, MERGED = ":note:", ":gone:", ":window:", ":args:", ":merged:"
+#: Names the channel of all rooms.
+ALL_ROOMS = "all"
 #: The longest key, in characters, that a room accepts in a hint about a line where it has no waiter.
 LONGEST_KEY = 10_000
 _CAPACITIES = frozenset(map(str, range(1, MAX_CAPACITY + 1)))
@@ -136,10 +138,10 @@ def channel_of(room: str, keyprefix: str = "") -> str:
 
     A message on the channel is one of these, with the line as `Demand.line` names it: ``offer <line>``, the key is
     offered to the room for its waiters in that line; ``soon <line>``, the key is offered to an earlier room;
-    ``look <line>``, the key now holds another token.
+    ``look <line>``, the key now holds another token; ``due <line>``, a message that sleeps until it is due is due now.
 
     Args:
-        room: The nonce of the room's token.
+        room: The nonce of the room's token; or `ALL_ROOMS`, for the channel that each room listens to as well.
         keyprefix: The prefix of all names on the room's server.
     """
     return f"{keyprefix}redislock:room:{room}"

@@ -103,8 +103,8 @@ class Call(NamedTuple):
 
     body: bytes
     """Its arguments, from `celery_redislock.message.calls`."""
-    joins: bool
-    """Whether the run is given all calls that were merged, and not only the last one."""
+    channel: str | None
+    """If the run is given all calls that were merged, not only the last one: where rooms hear that there are enough."""
     due_in: float = 0.0
     """In how many seconds it is due: its countdown."""
     expires_in: float | None = None
@@ -117,6 +117,15 @@ class Call(NamedTuple):
     """The number that it was given before; 0 for a new call."""
     is_retry: bool = False
     """Whether it is the next attempt of a run with this number, which is given the run's earlier calls too."""
+
+
+class Numbered(NamedTuple):
+    """The call in a message that others may be merged into, as its run shows it when it asks for its key."""
+
+    number: int
+    """The number that it was given before; 0 if no newer call replaces it."""
+    body: bytes | None = None
+    """Its arguments, if it is the next attempt of a run and could not be merged."""
 
 
 class Claim(NamedTuple):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from types import TracebackType
 from typing import Any, Self
 
 from celery_redislock.errors import LockLost
@@ -53,9 +52,7 @@ class Abort:
             self._thread = threading.get_ident()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # LockLost may be raised while this method runs. It then propagates and ends the body, like any other error. No
         # second LockLost can follow, because `strike` raises only one.
         with self._changing:

@@ -22,7 +22,7 @@ from celery_redislock.errors import LockConfigError, LockInfo, LockUnavailable, 
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.hold.keeper import LastWord
 from celery_redislock.lock.lock import Lock
-from celery_redislock.message.calls import Arguments, read_call
+from celery_redislock.message.calls import Arguments, read_call, write_call
 from celery_redislock.message.header import HEADER
 from celery_redislock.message.message import Message
 from celery_redislock.options import LockOptions
@@ -32,7 +32,7 @@ from celery_redislock.protocol import tokens
 from celery_redislock.protocol.hold import Hold, Phase
 from celery_redislock.protocol.names import Demand, keys_of
 from celery_redislock.protocol.replies import Granted
-from celery_redislock.protocol.scripts import Claim, Note
+from celery_redislock.protocol.scripts import Claim, Note, Numbered
 from celery_redislock.protocol.tokens import Token
 
 from .abort import Abort
@@ -153,7 +153,7 @@ class Execution:
         if hold.call is not None:  # this run was called, but has not used the call
             self._server.pass_on(hold.demand, hold.call)
         if hold.claim is not None and not self.message.was_sent_back:
-            self._give_up_reservation()
+            self._give_up_reservation(is_over=state is not None)
         if hold.may_be_held:
             self._release(held, state)
         else:
@@ -175,15 +175,29 @@ class Execution:
         """The run's arguments: the very objects that Celery passes to the body and to the hooks."""
         return cast("Arguments", (self.request.args, self.request.kwargs))
 
+    def _numbered(self) -> Numbered | None:
+        """The message's call, if others can be merged into the message."""
+        header, mode = self.message.header, self.message.options.arguments
+        if mode == "first" or not (header.number or mode == "all"):
+            return None
+        body = None
+        if header.unmerged and header.number:
+            serializer = self.message.delivery.serializer or self.task.serializer
+            body = write_call(self.task.name, serializer, *self._arguments)
+        return Numbered(0 if mode == "all" else header.number, body)
+
     def _use_calls(self, lock: HeldLock, grant: Granted) -> None:
         """Replace the arguments of the run by those of the last call that it was given.
 
         Raises:
+            LockConfigError: The message's serializer makes a tuple of its positional arguments.
             Exception: As in `read_call`.
         """
         self.number = grant.number
         lock.calls = [read_call(self.plan.app, body) for body in grant.calls]
         args, kwargs = self._arguments
+        if not isinstance(args, list):  # a serializer's own
+            raise LockConfigError(f"{self.task.name}: lock_arguments needs a serializer that reads lists as lists")
         args[:], newest = lock.calls[-1]
         kwargs.clear()
         kwargs.update(newest)
@@ -252,14 +266,17 @@ class Execution:
         self.message.header = header._replace(claim=None, key=None)
         return None
 
-    def _give_up_reservation(self) -> None:
-        """Give up the message's reservation: the message will not run, or runs without the lock."""
-        reservation = self.message.header.reservation
+    def _give_up_reservation(self, *, is_over: bool = False) -> None:
+        """Give up the message's reservation: the message will not run, or runs without the lock.
+
+        `is_over` says that the run has ended with an outcome, so that nothing that was merged into its message runs.
+        """
+        message, reservation = self.message, self.message.header.reservation
         if reservation is not None:
-            message = self.message
-            never_starts = message.has_expired and not message.delivery.may_be_a_copy
+            is_over = message.has_expired or (is_over and message.options.arguments != "first")
+            never_starts = message.attempt if is_over and not message.delivery.may_be_a_copy else None
             give_up_reservation(
-                self.plan, message.options, reservation, message.attempt.retries, closes_window=never_starts
+                self.plan, message.options, reservation, message.attempt.retries, never_starts=never_starts
             )
 
     def _announce(self, holder: LockInfo, policy: str) -> None:

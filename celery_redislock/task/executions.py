@@ -58,16 +58,14 @@ class WorkerExecution(Execution):
     def acquire(self, lock: HeldLock) -> None:
         """See `Execution.acquire`."""
         note = self._note(lock.key) if self.message.delivery.may_be_a_copy else None
-        options, number = self.message.options, self.message.header.number or None
-        if options.arguments == "all":
-            number = 0
+        options, numbered = self.message.options, self._numbered()
         while True:
             # Note the key before sending the command, because this process may die as soon as the key is granted.
             ASKED_KEYS.asks(self.message.delivery.nonce, lock.key)
             if lock.hold.phase is Phase.IN_DOUBT:
                 lock.hold = lock.hold.minted(self._mint())
             try:
-                answer = self._server.store.acquire(lock, lock.lease, note, fence=options.fence, number=number)
+                answer = self._server.store.acquire(lock, lock.lease, note, fence=options.fence, numbered=numbered)
             except LockUnavailable as error:
                 if not self._runs_without(error):
                     continue
@@ -120,7 +118,7 @@ class WorkerExecution(Execution):
             return True
         pause = self.message.pause(SHORTEST_PAUSE, LONGEST_PAUSE)
         logger.info("%s: %s; trying again in %.2f s", self.message.name, error, pause, extra=about)
-        if self.message.send_back(pause, self.key, is_begun=decision.is_begun):
+        if self.message.send_back(pause, self.key, begun=decision.is_begun):
             raise Ended(Verdict("lock_on_outage", Waiting.OUTAGE, Waiting.OUTAGE.text))
         return False
 

@@ -176,12 +176,13 @@ class LockedTask(LockAttributes, BaseTask):
         if is_in_hook():
             return publication.send_in_hook()
         try:
-            key = self._demand(plan, args or (), kwargs or {}).key
+            sent = as_sent(self, args or (), kwargs or {})
+            key = plan.demand(*sent).key
         except (TypeError, LockKeyError):
             if not publication.is_unique or not is_bare(options):
                 return publication.send()
             raise
-        return publication.publish(key, execution_of(self.request_stack.top), *as_sent(self, args or (), kwargs or {}))
+        return publication.publish(key, execution_of(self.request_stack.top), *sent)
 
     def apply(self, *args: Any, **options: Any) -> EagerResult[Any]:
         """Run the task in this process, as Celery does. Lock options of the call are as in `apply_async`.

@@ -46,6 +46,7 @@ from celery_redislock.options import (
 from celery_redislock.policy import may_be_handed_a_key
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.names import MAX_CAPACITY, Demand, keys_of, redis_key
+from celery_redislock.protocol.tokens import Attempt
 
 #: For how many combinations of a call's own options a plan keeps the resolved options.
 _CALLS_KEPT = 64
@@ -315,7 +316,7 @@ def give_up_reservation(
     retries: int | None,
     eta: Any = None,
     *,
-    closes_window: bool = False,
+    never_starts: Attempt | None = None,
 ) -> None:
     """Have the keeper give up the reservation of a message that will not run, or runs without its lock.
 
@@ -325,13 +326,15 @@ def give_up_reservation(
         reservation: The reservation to give up.
         retries: How often the task had called `self.retry()` before the message was sent.
         eta: When the message is due, if that may be in the future.
-        closes_window: Whether the job has not started and never will, so that another one may be sent.
+        never_starts: The attempt, if it has not started and never will: its job's window is closed, so that another one
+            may be sent, and calls that were merged into its message get no run.
     """
-    window = keys_of(reservation.key).window(tokens.escape(plan.task)) if closes_window else None
+    names = keys_of(reservation.key)
+    closes = (names.window(tokens.escape(plan.task)), names.given(never_starts.job)) if never_starts else ()
     ttl = reservation_ttl(plan.app, options, {"eta": eta}, None)
     is_to_come = may_be_handed_a_key(retries, options)
     demand = plan.in_any_permit(reservation.key)
-    server_of(plan.app).give_up(demand, reservation.claim, ttl, is_to_come=is_to_come, window=window)
+    server_of(plan.app).give_up(demand, reservation.claim, ttl, is_to_come=is_to_come, closes=closes)
 
 
 def seconds_until(app: Celery, moment: Any) -> float | None:

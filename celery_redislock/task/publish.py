@@ -29,7 +29,7 @@ from celery_redislock.policy.conflict import Answer, AskAgain, NotSent, on_outst
 from celery_redislock.policy.join import has_ended
 from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.hold import Hold
-from celery_redislock.protocol.names import Demand, keys_of
+from celery_redislock.protocol.names import ALL_ROOMS, Demand, channel_of, keys_of
 from celery_redislock.protocol.replies import Granted, Merged, Outstanding, Reserved
 from celery_redislock.protocol.scripts import Call, Passed
 from celery_redislock.protocol.tokens import Attempt, Token
@@ -205,15 +205,12 @@ class Publication:
             if lock is not None and lock.key == key and hands_over(self._lock):
                 return self._hand_over(execution)
             self._attempt_of = execution
-            self._header = self._header._replace(number=execution.number)
+            self._header = self._header._replace(number=execution.number, unmerged=self._lock.arguments != "first")
         elif self._options.get("retries"):
             return self.send()
         if self._lock.arguments != "first":
             self._call = self._call_of(args, kwargs)
-            if self._call is not None:
-                return self._take(key)
-            self._header = self._header._replace(number=0)  # it runs with its own arguments
-            return self.send()
+            return self.send() if self._call is None else self._take(key)
         return self._take(key) if self.is_unique else self.send()
 
     def _call_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | None:
@@ -234,7 +231,7 @@ class Publication:
             return None  # Celery raises the error
         return Call(
             body,
-            lock.arguments == "all",
+            channel_of(ALL_ROOMS, server_of(self._plan.app).keyprefix) if lock.arguments == "all" else None,
             max(0.0, due_in or 0.0),
             None if expires_in is None else max(0.0, expires_in),
             None if run else lock.debounce,
@@ -272,6 +269,7 @@ class Publication:
             if self._lock.on_outage == "raise" and self._is_bare:
                 raise
             return self.send()  # the run asks Redis again, and does what the options say
+        self._header = self._header._replace(unmerged=False)
         match answer:
             case Reserved():
                 return self._send_reserved(key, answer)
@@ -352,7 +350,7 @@ class Publication:
         self._header = self._header._replace(claim=token.nonce, key=key, queued=reserved != key, number=answer.number)
         if self._call is not None:  # the lock server knows when the last call of several expires and is due
             # A message that comes too early sleeps in its worker. There it can wake up when all its calls have come.
-            broker, sleeps = self._plan.broker, self._call.joins
+            broker, sleeps = self._plan.broker, self._call.channel
             delay = max(self._call.due_in, 0.0 if sleeps else min(answer.due_in, broker.visibility_timeout / 2))
             countdown = delay if delay and delay >= broker.shortest_delay else None
             self._options = {**self._options, "countdown": countdown, "eta": None, "expires": None}

@@ -25,7 +25,7 @@ from celery_redislock.message.delivery import DELIVERY, Delivery, hide_headers, 
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.message.republish import custom_headers
 from celery_redislock.policy import Ended, Place, Verdict
-from celery_redislock.protocol.tokens import mint_nonce
+from celery_redislock.protocol.tokens import Attempt, mint_nonce
 from celery_redislock.task.lost import attempts_before, in_hook, next_attempt
 from celery_redislock.task.plan import LockPlan, give_up_reservation
 
@@ -166,9 +166,9 @@ class LockedRequest(Request):
         if run is not None and hold is not None and hold.call is not None:
             server_of(run.plan.app).pass_on(hold.demand, hold.call)
         if run is not None and run.reservation is not None:
-            never_started = not self.delivery.may_be_a_copy
+            never_starts = None if self.delivery.may_be_a_copy else Attempt(str(self.id), run.retries, 0)
             give_up_reservation(
-                run.plan, run.options, run.reservation, run.retries, self.eta, closes_window=never_started
+                run.plan, run.options, run.reservation, run.retries, self.eta, never_starts=never_starts
             )
         return True
 

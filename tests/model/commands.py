@@ -118,6 +118,8 @@ class GiveUp(NamedTuple):
     """The attempt of the reservation's token, where the whole token must match."""
     closes_window: bool = False
     """Whether the window that the message has opened is closed."""
+    over: Attempt | None = None
+    """The attempt, if it never runs: the calls that are kept for it are deleted. Given with `closes_window`."""
 
 
 class Enter(NamedTuple):

@@ -19,7 +19,7 @@ from .memory import quick, remembered
 from .server import NOBODY, Key
 from .server import Server as Lock
 
-#: With how many calls a ticket that collects them is full. The scripts' number is greater.
+#: With how many calls a ticket that collects them is full, in most scenarios. The scripts' number is greater.
 FULL = 2
 
 
@@ -46,6 +46,10 @@ class Mistake(Enum):
     NEWEST_OF_MERGED_ONLY = "only a run with merged calls says which call is the newest"
     FREE_KEY_IS_ENOUGH = "a message that finds the key free is granted it before it is asked for the newest call"
     OWN_NUMBER_IS_COMPARED = "the number in the message is compared with the newest, though later calls were merged"
+    DEAD_CHILD_LOSES_THE_CALLS = (
+        "the main process drops the calls when it gives up for a child that died before it asked"
+    )
+    ENDED_JOB_LOSES_ITS_CALLS = "who takes the place of a job that has ended drops its calls, though a retry comes"
     REFUSED_KEEPS_ITS_PLACE = "a ticket that is superseded or has expired keeps the place until its outcome is stored"
 
 
@@ -58,6 +62,7 @@ class Time(Enum):
     EARLY = "not yet due"
     DUE = "due"
     EXPIRED = "expired"
+    BEGUN = "given to a run, so that a copy of its message is given them too"
 
     __hash__ = object.__hash__
 
@@ -80,7 +85,25 @@ class Calls(NamedTuple):
     @property
     def given(self) -> Calls:
         """The calls as a run is given them."""
-        return Calls(self.number, self.bodies)
+        return Calls(self.number, self.bodies, time=Time.BEGUN)
+
+    @property
+    def kept(self) -> Calls:
+        """The calls as they are kept for a message that has lost its place."""
+        return Calls(self.number, self.bodies, time=self.time)
+
+
+@quick
+class Answer(NamedTuple):
+    """What a publisher was told whose call was merged."""
+
+    claim: str
+    """The claim under which it asked."""
+    asked: int
+    """The number that it brought; 0 with its first question."""
+    number: int
+    """The number of the call."""
+    ticket: Key
 
 
 @quick
@@ -95,15 +118,15 @@ class Server(NamedTuple):
     """What was given to each attempt, or is kept for it."""
     newest: tuple[int, str] = (0, "")
     """The number of the newest call with which a run has begun, and the run's task id."""
-    merged: frozenset[tuple[str, int, Key]] = frozenset()
-    """Who was merged: the claim under which it asked, the number of the call, and the ticket."""
+    merged: frozenset[Answer] = frozenset()
+    """Who was merged."""
     clock: int = 0
     """The server's clock: the greatest number that it has given."""
 
     def give(self, attempt: Attempt, calls: Calls | None) -> Server:
         """This state with these calls kept for `attempt`; None: with none."""
         others = frozenset(one for one in self.given if one[0] != attempt)
-        return self._replace(given=others if calls is None else others | {(attempt, calls.given)})
+        return self._replace(given=others if calls is None else others | {(attempt, calls)})
 
     def given_to(self, attempt: Attempt) -> Calls | None:
         return next((calls for one, calls in self.given if one == attempt), None)
@@ -139,6 +162,8 @@ class Merge(NamedTuple):
     """Whether the call joins the ticket's calls; otherwise it replaces them."""
     is_early: bool = False
     """Whether the call is due only later."""
+    full: int = FULL
+    """With how many calls a ticket is full."""
 
 
 class Ask(NamedTuple):
@@ -147,6 +172,8 @@ class Ask(NamedTuple):
     acquire: Acquire
     number: int | None
     """The number in the message; 0: a newer call does not replace it; None: the message has none."""
+    body: int = 0
+    """The message's own arguments, if it is a retry that could not be merged; 0: it is not."""
 
 
 class End(NamedTuple):
@@ -176,6 +203,11 @@ def apply(server: Server, command: Command, mistakes: Mistakes = frozenset()) ->
             given_up, calls = effects.apply(server.lock, command), server.pending
             is_mine = calls is not None and calls.claim == claim
             drops = is_mine or Mistake.UNDO_DROPS_THE_CALLS_OF_ANOTHER in mistakes
+            never_runs = command.exactly or command.closes_window or Mistake.DEAD_CHILD_LOSES_THE_CALLS in mistakes
+            if calls is not None and is_mine and not never_runs:
+                server = server.give(calls.attempt, calls.kept)
+            if command.over:
+                server = server.give(command.over, None)
             return Effect(given_up.reply, server._replace(lock=given_up.server, pending=None if drops else calls))
         case Renew():
             renewed = effects.apply(server.lock, command)
@@ -189,7 +221,9 @@ def merge(server: Server, command: Merge, mistakes: Mistakes) -> Effect:
         return known
     is_over = _is_over(queued, command)
     if queued is not None and not is_over and not _may_merge(server, command, mistakes):
-        kept = Calls(command.number, _bodies(server, command, command.number))
+        before = server.given_to(command.attempt)  # if it had the place before
+        time = before.time if before else Time.BEGUN
+        kept = Calls(command.number, _bodies(server, command, command.number), time=time)
         return Effect(Tag.OUTSTANDING, server.give(command.attempt, kept) if command.is_retry else server)
     number = max(server.clock, server.newest[0], calls.number if calls else 0) + 1
     if command.is_retry and Mistake.RETRY_HAS_A_NEW_NUMBER not in mistakes:
@@ -197,16 +231,18 @@ def merge(server: Server, command: Merge, mistakes: Mistakes) -> Effect:
     bodies = _bodies(server, command, command.number if command.is_retry else number)
     server = server._replace(clock=max(server.clock, number))
     time = Time.EARLY if command.is_early else Time.DUE
-    is_full = command.joins and calls is not None and len(calls.bodies) >= FULL
+    is_full = command.joins and calls is not None and len(calls.bodies) >= command.full
     if queued is not None and calls is not None and not is_over and not is_full:
         if command.joins:
             bodies, time = calls.bodies + bodies, Time.EARLY if Time.EARLY in {time, calls.time} else Time.DUE
-        answers = frozenset(one for one in server.merged if one[0] != command.claim) | {(command.claim, number, queued)}
+        answers = frozenset(one for one in server.merged if one.claim != command.claim)
+        answers |= {Answer(command.claim, command.number, number, queued)}
         merged = calls._replace(number=number, bodies=bodies, time=_time(command, bodies, time))
         return Effect(Tag.MERGED, server._replace(pending=merged, merged=answers), number, ticket=queued)
-    is_needless = calls is not None and ((is_over and _has_calls(server)) or calls.is_refused)
+    is_unsent = queued is not None and (queued.sending or Mistake.ENDED_JOB_LOSES_ITS_CALLS in mistakes)
+    is_needless = calls is not None and ((is_over and is_unsent and _has_calls(server)) or calls.is_refused)
     if calls is not None and not is_needless and not _is_dropped(queued, mistakes):
-        server = server.give(calls.attempt, calls)  # the place lapsed, or the ticket is full
+        server = server.give(calls.attempt, calls.kept)  # the place lapsed, or the ticket is full
     place = Key(command.claim, command.attempt, sending=True)
     pending = Calls(number, bodies, command.claim, command.attempt, _time(command, bodies, time))
     return Effect(Tag.QUEUED, server._replace(lock=server.lock._replace(queued=place), pending=pending), number)
@@ -217,10 +253,9 @@ def _known(server: Server, command: Merge, mistakes: Mistakes) -> Effect | None:
     queued, calls, (newest, job) = server.lock.queued, server.pending, server.newest
     if calls is not None and queued is not None and calls.claim == queued.nonce == command.claim:
         return Effect(Tag.QUEUED, server, calls.number)
-    if not command.number or Mistake.SECOND_QUESTION_IS_THE_FIRST in mistakes:
-        for claim, number, ticket in server.merged:
-            if claim == command.claim:
-                return Effect(Tag.MERGED, server, number, ticket=ticket)
+    for claim, asked, number, ticket in server.merged:
+        if claim == command.claim and (asked == command.number or Mistake.SECOND_QUESTION_IS_THE_FIRST in mistakes):
+            return Effect(Tag.MERGED, server, number, ticket=ticket)
     if not command.number or command.is_retry or newest < command.number:
         return None
     # Where all calls are wanted, only the run of the job into which the call was merged has had it.
@@ -244,7 +279,7 @@ def _may_merge(server: Server, command: Merge, mistakes: Mistakes) -> bool:
 
 def _time(command: Merge, bodies: tuple[int, ...], time: Time) -> Time:
     """When these calls are due: a full ticket at once."""
-    return Time.DUE if command.joins and len(bodies) >= FULL else time
+    return Time.DUE if command.joins and len(bodies) >= command.full else time
 
 
 def _bodies(server: Server, command: Merge, own: int) -> tuple[int, ...]:
@@ -277,7 +312,7 @@ def ask(server: Server, command: Ask, mistakes: Mistakes) -> Effect:
     after = server._replace(lock=effect.server)
     if effect.reply is Tag.FINISHED or command.number is None:
         return Effect(effect.reply, after)
-    calls = _calls(server, asked)
+    calls = calls_of(server, asked)
     number = calls.number if calls else command.number
     is_owner = before is not None and before.nonce == asked.nonce
     compared = command.number if Mistake.OWN_NUMBER_IS_COMPARED in mistakes else number
@@ -295,6 +330,8 @@ def ask(server: Server, command: Ask, mistakes: Mistakes) -> Effect:
     if effect.reply is not Tag.GRANTED:
         return Effect(effect.reply, after)
     if calls is not None:
+        if command.body and calls is server.given_to(_before(asked.attempt)):
+            calls = calls._replace(bodies=(*calls.bodies[:-1], command.body))
         after = _given(server, after, asked.attempt, calls, mistakes)
     after = after._replace(given=frozenset(one for one in after.given if one[0] != _before(asked.attempt)))
     is_silent = Mistake.NO_NEWEST in mistakes or (calls is None and Mistake.NEWEST_OF_MERGED_ONLY in mistakes)
@@ -310,11 +347,12 @@ def _given(before: Server, after: Server, attempt: Attempt, calls: Calls, mistak
     elif calls.claim:
         after = after._replace(pending=None)
     else:
-        after = after._replace(given=after.given - {one for one in after.given if one[1] is calls})
-    return after if Mistake.GRANT_KEEPS_NO_ARGUMENTS in mistakes else after.give(attempt, calls)
+        kept = {attempt, _before(attempt)}
+        after = after._replace(given=frozenset(one for one in after.given if one[0] not in kept))
+    return after if Mistake.GRANT_KEEPS_NO_ARGUMENTS in mistakes else after.give(attempt, calls.given)
 
 
-def _calls(server: Server, asked: Acquire) -> Calls | None:
+def calls_of(server: Server, asked: Acquire) -> Calls | None:
     """The calls that were merged into the message, or what was given to its attempt, or to the one before."""
     pending, attempt = server.pending, asked.attempt
     if pending is not None and asked.claim and pending.claim == asked.claim:
@@ -324,6 +362,6 @@ def _calls(server: Server, asked: Acquire) -> Calls | None:
 
 def _refusal(server: Server, calls: Calls | None, number: int) -> Tag | None:
     """The answer to a run that must not begin now, or never; None if it may begin."""
-    if calls is not None and calls.claim and calls.time is not Time.DUE:
+    if calls is not None and calls.time in {Time.EARLY, Time.EXPIRED}:
         return Tag.EXPIRED if calls.time is Time.EXPIRED else Tag.DUE
     return Tag.SUPERSEDED if 0 < number < server.newest[0] else None

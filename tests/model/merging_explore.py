@@ -73,9 +73,18 @@ COLLECTED_AND_RETRIED = Scenario(
     retries=frozenset({"a"}),
     joins=True,
 )
+SWALLOWED = Scenario(
+    "three calls that are all wanted, and a run that succeeds after its retry",
+    3,
+    Faults(),
+    retries=frozenset({"a"}),
+    joins=True,
+    full=3,
+    swallows=True,
+)
 SCENARIOS = (
     *(THREE_CALLS, TWO_CALLS, COPIES, RETRIED, RETRIED_TWICE, REVOKED, EXPIRED),
-    *(COLLECTED, COLLECTED_AT_ONCE, COLLECTED_AND_RETRIED),
+    *(COLLECTED, COLLECTED_AT_ONCE, COLLECTED_AND_RETRIED, SWALLOWED),
 )
 
 
@@ -113,7 +122,7 @@ def explore(
     found = Exploration(scenario)
     steps = Steps(scenario, mistakes, excuses)
     publishers = [Merge(f"h{i}", Attempt("abc"[i - 1], 0, 0)) for i in range(1, scenario.calls + 1)]
-    ask = [one._replace(joins=scenario.joins, is_early=scenario.is_debounced) for one in publishers]
+    ask = [one._replace(joins=scenario.joins, is_early=scenario.is_debounced, full=scenario.full) for one in publishers]
     start = World(Server(), tuple(Publisher(one) for one in ask), scenario.faults)
     found.states[start] = None
     states, before = [start], dict[World, list[World]]()

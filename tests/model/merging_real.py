@@ -10,16 +10,16 @@ import itertools
 from typing import Any, NamedTuple
 
 from celery_redislock.protocol import commands
-from celery_redislock.protocol.names import Demand, keys_of
+from celery_redislock.protocol.names import ALL_ROOMS, Demand, channel_of, keys_of
 from celery_redislock.protocol.replies import Granted, Merged
-from celery_redislock.protocol.scripts import Call, Note, Passed, Tag
+from celery_redislock.protocol.scripts import Call, Note, Numbered, Passed, Tag
 from celery_redislock.protocol.scripts import Claim as ClaimOfMessage
 from celery_redislock.protocol.scripts import Command as SentCommand
 from celery_redislock.protocol.tokens import Attempt
 
 from . import real as keys_of_model
 from .commands import Acquire, GiveUp, Release, Renew
-from .merging import FULL, Ask, Calls, Command, Effect, End, Merge, Server, Time, apply
+from .merging import Answer, Ask, Calls, Command, Effect, End, Merge, Server, Time, apply
 from .real import KEY, NEW_LEASE, OLD_LEASE, QUEUED, note, owner, real
 from .server import Key
 from .server import Server as Lock
@@ -31,6 +31,7 @@ MOST_CALLS = 100
 #: How far the numbers of the model are from the server's clock, in microseconds.
 FAR = 10**9
 NAMES = keys_of(KEY)
+ALL = channel_of(ALL_ROOMS)
 
 
 class State(NamedTuple):
@@ -40,9 +41,9 @@ class State(NamedTuple):
     queued: str | None
     notes: set[str]
     pending: tuple[str, str, int, tuple[int, ...], Time, bool] | None
-    given: dict[str, tuple[int, tuple[int, ...]]]
+    given: dict[str, tuple[int, tuple[int, ...], Time]]
     newest: tuple[int, str] | None
-    merged: dict[str, tuple[int, str]]
+    merged: dict[str, tuple[int, int, str]]
 
 
 class Keys(keys_of_model.Keys):
@@ -51,22 +52,19 @@ class Keys(keys_of_model.Keys):
     base = 0
     """The number 0 of the model."""
 
-    def put(self, server: Server, *, joins: bool, is_clock_behind: bool) -> None:
-        """Have the server in this state. Where calls are collected, the last two make a ticket full."""
+    def put(self, server: Server, *, full: int | None, is_clock_behind: bool) -> None:
+        """Have the server in this state. Where calls are collected, the last `full` make a ticket full."""
         super().set_up(server.lock)
         now = self.now()
         self.base = now + (FAR if is_clock_behind else -FAR)
         pipe = self.client.pipeline(transaction=False)
         if server.pending:
             calls = server.pending
-            before = MOST_CALLS - FULL if joins else 0
-            due = now + int(EARLY * 1e6) if calls.time is Time.EARLY else now - 1
+            before = MOST_CALLS - full if full else 0
             fields = {
                 "claim": real(calls.claim),
                 "job": calls.attempt.job,
                 "first": now,
-                "due": due,
-                "expires": now - 1 if calls.time is Time.EXPIRED else "",
                 "count": before + len(calls.bodies),
                 **({"refused": 1} if calls.is_refused else {}),
                 **self.fields(calls, before),
@@ -78,14 +76,20 @@ class Keys(keys_of_model.Keys):
             pipe.expire(NAMES.given(attempt.job), 60)
         if server.newest[0]:
             pipe.set(f"{KEY}:newest", f"{self.base + server.newest[0]} {server.newest[1]}", ex=60)
-        for claim, number, ticket in server.merged:
-            pipe.set(f"{KEY}:merged:{real(claim)}", f"{self.base + number} {self.value(ticket)}", ex=60)
+        for claim, asked, number, ticket in server.merged:
+            answer = f"{self.base + number} {self.base + asked if asked else ''} {self.value(ticket)}"
+            pipe.set(f"{KEY}:merged:{real(claim)}", answer, ex=60)
         pipe.execute()
 
     def fields(self, calls: Calls, before: int) -> dict[str, Any]:
         bodies = ["before"] * before + [str(body) for body in calls.bodies]
-        numbered = {str(number): body for number, body in enumerate(bodies, 1)}
-        return {"number": self.base + calls.number, "bodies": len(bodies), **numbered}
+        fields = {str(number): body for number, body in enumerate(bodies, 1)}
+        fields |= {"number": self.base + calls.number, "bodies": len(bodies)}
+        if calls.time is Time.BEGUN:
+            return fields
+        now = self.now()
+        due = now + int(EARLY * 1e6) if calls.time is Time.EARLY else now - 1
+        return {**fields, "due": due, "expires": now - 1 if calls.time is Time.EXPIRED else ""}
 
     def now(self) -> int:
         seconds, microseconds = self.client.time()
@@ -97,18 +101,20 @@ class Keys(keys_of_model.Keys):
             case Merge(claim, attempt, ended, unsent, number):
                 call = Call(
                     str(number).encode() if command.is_retry else b"new",
-                    *(command.joins, EARLY if command.is_early else 0.0),
+                    *(ALL if command.joins else None, EARLY if command.is_early else 0.0),
                     number=self.base + number if number else 0,
                     is_retry=command.is_retry,
                 )
                 passed = Passed(ended, frozenset(), unsent)
                 return commands.merge(KEY, self.sending(claim, attempt), NEW_LEASE, SENT_LEASE, passed, call)
-            case Ask(Acquire(nonce, attempt, reads_note) as asked, number):
+            case Ask(Acquire(nonce, attempt, reads_note) as asked, number, body):
                 return commands.acquire(
                     *(Demand(KEY), self.token(nonce, attempt), NEW_LEASE),
                     note=note(attempt) if reads_note else None,
                     claim=ClaimOfMessage(real(asked.claim), NEW_LEASE) if asked.claim else None,
-                    number=self.base + number if number else number,
+                    numbered=None
+                    if number is None
+                    else Numbered(self.base + number if number else 0, str(body).encode() if body else None),
                 )
             case End(Release(nonce, attempt, unseen_copy), over):
                 given = NAMES.given(over.job) if over else None
@@ -126,20 +132,26 @@ class Keys(keys_of_model.Keys):
         for name in names:
             kind, _, rest = name.removeprefix(KEY).removeprefix(":").partition(":")
             if kind == "args":
-                given[rest] = self.calls(name, new)[:2]
+                number, bodies, fields = self.calls(name, new)
+                given[rest] = number, bodies, self.time_in(fields)
             elif kind == "merged":
-                number, _, ticket = self.client.get(name).decode().partition(" ")
-                merged[rest] = self.number(number, new), ticket
+                number, asked, ticket = self.client.get(name).decode().split(" ", 2)
+                merged[rest] = self.number(asked, new) if asked else 0, self.number(number, new), ticket
         pending, newest, found = None, None, self.client.get(f"{KEY}:newest")
         if NAMES.pending in names:
             number, bodies, fields = self.calls(NAMES.pending, new)
-            time = Time.EARLY if int(fields["due"]) > self.now() else Time.DUE
-            time = Time.EXPIRED if fields["expires"] else time
-            pending = fields["claim"], fields["job"], number, bodies, time, "refused" in fields
+            pending = fields["claim"], fields["job"], number, bodies, self.time_in(fields), "refused" in fields
         if found:
             number, _, job = found.decode().partition(" ")
             newest = self.number(number, new), job
         return State(key, queued, {name for name in names if ":note:" in name}, pending, given, newest, merged)
+
+    def time_in(self, fields: dict[str, str]) -> Time:
+        if "due" not in fields:
+            return Time.BEGUN
+        if fields["expires"]:
+            return Time.EXPIRED
+        return Time.EARLY if int(fields["due"]) > self.now() else Time.DUE
 
     def calls(self, name: str, new: int) -> tuple[int, tuple[int, ...], dict[str, str]]:
         fields = {field.decode(): value.decode() for field, value in self.client.hgetall(name).items()}
@@ -163,9 +175,9 @@ class Keys(keys_of_model.Keys):
             server.lock.queued and self.value(server.lock.queued),
             {note(attempt) for attempt in server.lock.notes},
             calls and (real(calls.claim), calls.attempt.job, calls.number, calls.bodies, calls.time, calls.is_refused),
-            {attempt.job: (calls.number, calls.bodies) for attempt, calls in server.given},
+            {attempt.job: (calls.number, calls.bodies, calls.time) for attempt, calls in server.given},
             server.newest if server.newest[0] else None,
-            {real(claim): (number, str(self.value(ticket))) for claim, number, ticket in server.merged},
+            {real(claim): (asked, number, str(self.value(ticket))) for claim, asked, number, ticket in server.merged},
         )
 
 
@@ -173,7 +185,8 @@ def follow(keys: Keys, server: Server, command: Command, *, is_clock_behind: boo
     """Hold the script of `command` against the model, in this state."""
     server = server._replace(clock=0) if is_clock_behind else server
     effect = apply(server, command)
-    keys.put(server, joins=isinstance(command, Merge) and command.joins, is_clock_behind=is_clock_behind)
+    full = command.full if isinstance(command, Merge) and command.joins else None
+    keys.put(server, full=full, is_clock_behind=is_clock_behind)
     reply = keys.store.ask(keys.send(command))[0]
     story = f"{command} on {server}"
     assert reply[0] == effect.reply, story
@@ -205,19 +218,20 @@ def longest_place(server: Server, command: Command, effect: Effect) -> float:
             return SENT_LEASE + EARLY if is_early else OLD_LEASE
         return NEW_LEASE
     queued = effect.server.lock.queued
-    is_mine = isinstance(command, Ask) and queued is not None and queued.nonce == command.acquire.claim
-    return NEW_LEASE if is_mine and effect.reply is Tag.CONFLICT else OLD_LEASE
+    if not isinstance(command, Ask) or queued is None or queued.nonce != command.acquire.claim:
+        return OLD_LEASE
+    return {Tag.CONFLICT: NEW_LEASE, Tag.DUE: NEW_LEASE + EARLY}.get(effect.reply, OLD_LEASE)
 
 
 def plain(server: Server, command: Command) -> tuple[Server, Command]:
     """The pair with small numbers, and without what the command does not look at: many pairs differ in nothing else."""
-    lock, newest, merged = server.lock, server.newest, frozenset[tuple[str, int, Key]]()
+    lock, newest, merged = server.lock, server.newest, frozenset[Answer]()
     mine = {getattr(command, "attempt", None)}
     match command:
         case Merge(claim, attempt):
             lock = Lock(queued=lock.queued)
             mine = {attempt, attempt._replace(retries=attempt.retries - 1), server.pending and server.pending.attempt}
-            merged = frozenset(one for one in server.merged if one[0] == claim)
+            merged = frozenset(one for one in server.merged if one.claim == claim)
         case Ask(Acquire(_, attempt)):
             mine = {attempt, attempt._replace(retries=attempt.retries - 1)}
             lock = lock._replace(notes=lock.notes & {attempt})
@@ -225,11 +239,17 @@ def plain(server: Server, command: Command) -> tuple[Server, Command]:
             mine, newest = {over}, (0, "")
             server = server._replace(pending=None)
             lock = lock._replace(queued=None, notes=lock.notes & {over})
-        case GiveUp() | Renew():
+        case GiveUp(over=over):
+            lock, newest, mine = Lock(queued=lock.queued), (0, ""), {over, server.pending and server.pending.attempt}
+        case Renew():
             lock, newest = Lock(queued=lock.queued), (0, "")
     given = frozenset(one for one in server.given if one[0] in mine)
     calls = [one for _, one in given] + ([server.pending] if server.pending else [])
-    numbers = {newest[0], getattr(command, "number", 0), *(number for _, number, _ in merged)} - {None}
+    numbers = {
+        newest[0],
+        getattr(command, "number", 0),
+        *(number for one in merged for number in (one.asked, one.number)),
+    } - {None}
     numbers |= {number for one in calls for number in (one.number, *one.bodies)}
     small = {number: index for index, number in enumerate(sorted(numbers | {0}))}
 
@@ -243,7 +263,7 @@ def plain(server: Server, command: Command) -> tuple[Server, Command]:
         server.pending and smaller(server.pending),
         frozenset((attempt, smaller(one)) for attempt, one in given),
         (small[newest[0]], newest[1]),
-        frozenset((claim, small[number], ticket) for claim, number, ticket in merged),
+        frozenset(one._replace(asked=small[one.asked], number=small[one.number]) for one in merged),
         clock=len(small),
     )
     return after, command
@@ -262,7 +282,7 @@ def small_merges() -> list[tuple[Server, Command]]:
     ]
     pending.append(Calls(4, (4,), "h1", A, Time.EARLY))
     pending.append(Calls(4, (4,), "h1", A, is_refused=True))
-    answers = [frozenset[tuple[str, int, Key]](), frozenset({("h9", 3, Key("h1", A))})]
+    answers = [frozenset({Answer("h9", asked, 4, Key("h1", A))} if asked >= 0 else {}) for asked in (-1, 0, 3)]
     retried = Attempt("c", 1, 0)
     asked = [
         *(Merge("h9", C, joins=joins, is_early=is_early) for joins in (False, True) for is_early in (False, True)),
@@ -274,14 +294,14 @@ def small_merges() -> list[tuple[Server, Command]]:
         Merge("h9", C, unsent=frozenset({"a"})),
         *(Merge("h9", retried, number=2, is_retry=True, joins=joins) for joins in (False, True)),
     ]
-    given = [frozenset[tuple[Attempt, Calls]](), frozenset({(C, Calls(2, (1, 2)))})]
+    given = [frozenset[tuple[Attempt, Calls]](), frozenset({(C, Calls(2, (1, 2), time=Time.BEGUN))})]
     states = [
         Server(Lock(queued=queued), calls, before, newest, merged, clock=9)
         for queued, calls in itertools.product((None, *jobs), (None, *pending))
         # A run that is refused gives up its place in the same command.
         if not (queued and calls and calls.is_refused and queued.nonce == calls.claim)
         for newest in ((0, ""), (3, "a"), (7, "b"))
-        for merged, before in ((answers[0], given[0]), (answers[1], given[0]), (answers[0], given[1]))
+        for merged, before in (*((answer, given[0]) for answer in answers), (answers[0], given[1]))
     ]
     return list(itertools.product(states, asked))
 
@@ -290,21 +310,25 @@ def small_acquires() -> list[tuple[Server, Command]]:
     """Every acquire of a numbered message, whatever its attempt was given and whatever waits."""
     mine, before = Attempt("a", 1, 0), A
     keys = [None, Key("n1", mine), Key("n2", mine), Key("n2", B)]
-    pending = [Calls(4, (4,), "h1", mine, time) for time in Time]
+    pending = [Calls(4, (4,), "h1", mine, time) for time in (Time.EARLY, Time.DUE, Time.EXPIRED)]
     pending += [Calls(4, (3, 4), "h1", mine), Calls(4, (4,), "h2", B)]
     given = [((), ()), ((mine,), (3,)), ((before,), (2,)), ((mine, before), (3, 2))]
     states = [
         Server(
             *(Lock((key,), frozenset({B}), queued=queued), calls),
-            frozenset((attempt, Calls(number, (1, number))) for attempt, number in zip(*kept, strict=True)),
+            frozenset((attempt, Calls(number, (1, number), time=time)) for attempt, number in zip(*kept, strict=True)),
             newest,
         )
         for key, calls, kept in itertools.product(keys, (None, *pending), given)
         for queued in (None, Key("h1", mine), Key("h2", B, sending=True))
         for newest in ((0, ""), (3, "b"), (9, "b"))
+        for time in ((Time.BEGUN, Time.EARLY, Time.EXPIRED) if kept[0] == (mine,) and calls is None else (Time.BEGUN,))
     ]
     asked = [
-        Ask(Acquire("n1", mine, reads_note, claim=claim), number)
-        for reads_note, claim, number in ((False, "h1", 2), (True, "", 2), (True, "h1", 0))
+        Ask(Acquire("n1", mine, reads_note, claim=claim), number, body)
+        for reads_note, claim, number, body in (
+            *((False, "h1", 2, 0), (True, "", 2, 0), (True, "h1", 0, 0)),
+            *((False, "", 2, 5), (False, "", 0, 5)),
+        )
     ]
     return list(itertools.product(states, asked))

@@ -16,7 +16,7 @@ from promises import Excuse, Promise
 
 from .commands import Acquire, GiveUp, Release, Renew
 from .memory import quick
-from .merging import Ask, Command, Effect, End, Merge, Mistake, Server, Time, apply
+from .merging import FULL, Ask, Calls, Command, Effect, End, Merge, Mistake, Server, Time, apply, calls_of
 from .world import Faults
 
 
@@ -34,6 +34,10 @@ class Scenario(NamedTuple):
     is_debounced: bool = False
     expires: bool = False
     """Whether calls may expire."""
+    full: int = FULL
+    """With how many calls a ticket is full."""
+    swallows: bool = False
+    """Whether a run may succeed after it has sent its next attempt."""
 
 
 @quick
@@ -175,7 +179,7 @@ class World(NamedTuple):
         """
         others, server = [one for one in self.publishers if one != old], self.server
         if new is None:
-            server = server._replace(merged=frozenset(one for one in server.merged if one[0] != old.merge.claim))
+            server = server._replace(merged=frozenset(one for one in server.merged if one.claim != old.merge.claim))
         publishers = tuple(sorted([*others, *([new] if new else [])], key=lambda one: one.merge.claim))
         return self._replace(publishers=publishers, server=server)
 
@@ -190,7 +194,7 @@ class World(NamedTuple):
         lock, pending = self.server.lock, self.server.pending
         used = self.claims | {one.nonce for one in self.runs} | {key.nonce for key in (*lock.keys, *lock.reserved)}
         used |= {pending.claim} if pending else set()
-        used |= {claim for claim, _, _ in self.server.merged}
+        used |= {one.claim for one in self.server.merged}
         return next(nonce for number in range(1, 100) if (nonce := f"{kind}{number}") not in used)
 
 
@@ -213,6 +217,8 @@ class Steps:
         """The steps from `world`."""
         for message in dict.fromkeys(world.queue):
             yield from self._ask(world.dequeue(message), Run(world.fresh("n"), message, Phase.ASKED))
+            if world.faults.may("deaths") and message.claim:
+                yield self._die_first(world.dequeue(message).spend("deaths"), message)
             if world.faults.may("revokes") and not message.redelivered:
                 yield from self._revoke(world.dequeue(message).spend("revokes"), message)
         for run in world.runs:
@@ -332,9 +338,9 @@ class Steps:
                 yield Step(label, after, asked, Promise.NOT_STALE if is_stale else None)
             case Tag.SUPERSEDED | Tag.EXPIRED:
                 if effect.reply is Tag.EXPIRED:
-                    pending = world.server.pending
-                    assert pending
-                    after = _expire(after, run.attempt.task_id, pending.number)
+                    calls = calls_of(world.server, acquire)
+                    assert calls
+                    after = _expire(after, run.attempt.task_id, calls.number)
                 after = after.put(run._replace(phase=Phase.REFUSED))
                 yield Step(f"{run.nonce} learns that {run.attempt} is {effect.reply.value.decode()}", after, asked)
             case Tag.FINISHED:
@@ -356,6 +362,9 @@ class Steps:
                 one.run == run.nonce and one.stage is not Stage.SENT for one in world.publishers
             ):
                 yield from self._end(world, run, "ends with its retry", over=None)
+                if self.scenario.swallows:
+                    served = self._finish(world, run.bodies, run.attempt.task_id)
+                    yield from self._end(served, run, "succeeds after its retry", over=run.attempt)
             case Phase.REFUSED | Phase.GAVE_UP | Phase.STORED:
                 yield from self._leave(world, run)
         yield from self._strike(world, run)
@@ -376,7 +385,8 @@ class Steps:
 
     def _retry(self, world: World, run: Run) -> Step:
         attempt = run.attempt._replace(retries=1)
-        merge = Merge(world.fresh("h"), attempt, number=run.number, is_retry=True, joins=self.scenario.joins)
+        joins, full = self.scenario.joins, self.scenario.full
+        merge = Merge(world.fresh("h"), attempt, number=run.number, is_retry=True, joins=joins, full=full)
         retry, job = Publisher(merge, run=run.nonce), attempt.task_id
         after = world.put(run._replace(phase=Phase.RETRIES))
         if job in world.history.retried and Excuse.PUBLISHED_TWICE in self.excuses:
@@ -393,7 +403,9 @@ class Steps:
             after = stored.without(run) if is_last else stored.put(run._replace(phase=Phase.STORED))
             yield Step(f"{run.nonce} stores the outcome of {job}", after)
         if run.phase is not Phase.GAVE_UP:
-            command = GiveUp(run.message.claim, is_to_come=False)
+            never_runs = not run.message.redelivered
+            over = run.attempt if never_runs else None
+            command = GiveUp(run.message.claim, is_to_come=False, closes_window=never_runs, over=over)
             given_up = self._send(world, command)[1] if run.message.claim else world
             is_last = run.phase is Phase.STORED
             after = given_up.without(run) if is_last else given_up.put(run._replace(phase=Phase.GAVE_UP))
@@ -406,9 +418,15 @@ class Steps:
         told = world.remember(owed=frozenset(one for one in past.owed if one[1] != job), ended=past.ended | {job})
         yield Step(f"{job} is revoked", told.put(run))
         if message.claim:
-            command = GiveUp(message.claim, is_to_come=False)
+            command = GiveUp(message.claim, is_to_come=False, closes_window=True, over=message.attempt)
             given_up = self._send(told, command)[1]
             yield Step(f"{job} is revoked, and gives up first", given_up, (world.server, command))
+
+    def _die_first(self, world: World, message: Message) -> Step:
+        """The child that has `message` dies before it asks. The main process gives up; the message comes again."""
+        command = GiveUp(message.claim, is_to_come=False)
+        again = self._send(world, command)[1].enqueue(message._replace(redelivered=True))
+        return Step(f"a child dies before it asks for {message.attempt}", again, (world.server, command))
 
     def _strike(self, world: World, run: Run) -> Iterator[Step]:
         """What may happen to a run: its process dies, its key lapses, or its message is delivered to another worker."""
@@ -439,10 +457,11 @@ class Steps:
                 lapsed = world if is_orphan else world.spend("lapses")
                 server = world.server._replace(lock=lock._replace(queued=None))
                 yield Step(f"the place of {queued.attempt} lapses", lapsed._replace(server=server))
-        if pending and pending.time is Time.EARLY:
-            yield Step("the ticket is due", _at(world, Time.DUE))
-        if pending and pending.time is Time.DUE and self.scenario.expires:
-            yield Step("the calls expire", _at(world, Time.EXPIRED))
+        waiting = {calls.time for _, calls in world.server.given} | ({pending.time} if pending else set())
+        if Time.EARLY in waiting:
+            yield Step("the calls are due", _at(world, Time.EARLY, Time.DUE))
+        elif Time.DUE in waiting and self.scenario.expires:
+            yield Step("the calls expire", _at(world, Time.DUE, Time.EXPIRED))
 
 
 def _accept(world: World, number: int, job: str, joins: bool) -> World:
@@ -477,6 +496,12 @@ def _without_key(world: World) -> World:
     return world._replace(server=world.server._replace(lock=world.server.lock.put(1, None)))
 
 
-def _at(world: World, time: Time) -> World:
-    assert world.server.pending
-    return world._replace(server=world.server._replace(pending=world.server.pending._replace(time=time)))
+def _at(world: World, old: Time, new: Time) -> World:
+    """This state some time later: all calls that wait and were `old` are `new`."""
+    server = world.server
+
+    def later(calls: Calls) -> Calls:
+        return calls._replace(time=new) if calls.time is old else calls
+
+    given = frozenset((attempt, later(calls)) for attempt, calls in server.given)
+    return world._replace(server=server._replace(pending=server.pending and later(server.pending), given=given))

@@ -171,8 +171,9 @@ class Keys:
                 places = (QUEUED, WINDOW) if command.closes_window else (QUEUED,)
                 return commands.release(demand, self.sending(claim, attempt).value, places=places)
             case GiveUp(claim, is_to_come):
-                window = WINDOW if command.closes_window else None
-                return commands.give_up(demand, real(claim), is_to_come=is_to_come, window=window)
+                given = keys_of(KEY).given((command.over or Attempt("nobody", 0, 0)).job)
+                closes = (WINDOW, given) if command.closes_window else ()
+                return commands.give_up(demand, real(claim), is_to_come=is_to_come, closes=closes)
             case Renew(nonce, permit):
                 name = keys_of(KEY).permit(permit) if permit else QUEUED
                 windows = [(WINDOW, owner(nonce), math.inf)] if command.has_window else []

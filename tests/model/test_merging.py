@@ -24,6 +24,7 @@ from .merging_explore import (
     RETRIED_TWICE,
     REVOKED,
     SCENARIOS,
+    SWALLOWED,
     THREE_CALLS,
     TWO_CALLS,
     Exploration,
@@ -53,6 +54,8 @@ FOUND_IN = {
     Mistake.NEWEST_OF_MERGED_ONLY: (TWO_CALLS, Promise.NOT_STALE),
     Mistake.FREE_KEY_IS_ENOUGH: (THREE_CALLS, Promise.NOT_STALE),
     Mistake.OWN_NUMBER_IS_COMPARED: (COPIES, Promise.LATEST),
+    Mistake.DEAD_CHILD_LOSES_THE_CALLS: (COPIES, Promise.LATEST),
+    Mistake.ENDED_JOB_LOSES_ITS_CALLS: (SWALLOWED, Promise.LATEST),
     Mistake.REFUSED_KEEPS_ITS_PLACE: (EXPIRED, Promise.LATEST),
 }
 NEEDED_IN = {Excuse.PUBLISHED_TWICE: (RETRIED_TWICE, Promise.LATEST)}

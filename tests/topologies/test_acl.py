@@ -18,7 +18,7 @@ from celery_redislock.connection.store import LockStore
 from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.names import Demand, keys_of
-from celery_redislock.protocol.scripts import Call, Claim, Note, Passed
+from celery_redislock.protocol.scripts import Call, Claim, Note, Numbered, Passed
 from celery_redislock.protocol.tokens import Attempt
 from celery_redislock.worker.server_check import try_lock_server
 from tests.lab.app import make_app
@@ -134,7 +134,7 @@ def merge_and_run(store, key):
     store.renew([(places[0], publish.hold.token, 10.0)])
     store.merge(publishes[1], 10.0, 10.0, Passed(), call)
     run = tokens.mint(tokens.mint_nonce(), Attempt("id0", 0, 0), tokens.origin("h", "t"))
-    store.acquire(Caller(Demand(key), run, claim=Claim(publish.hold.token.nonce, 10.0)), 10.0, number=1)
+    store.acquire(Caller(Demand(key), run, claim=Claim(publish.hold.token.nonce, 10.0)), 10.0, numbered=Numbered(1))
     store.release(Demand(key), run)
 
 

@@ -53,8 +53,10 @@ def test_a_serializer_that_the_app_does_not_accept_is_not_read() -> None:
         read_call(app, write_call("t", "json", (), {}))
 
 
-@pytest.mark.parametrize("body", [b"", b"\n", b"application/json utf-8\n", b"application/json utf-8\n[", b"a b c\n[]"])
-def test_a_damaged_body_is_an_error(body: bytes) -> None:
+@pytest.mark.parametrize(
+    "body", [None, b"", b"\n", b"application/json utf-8\n", b"application/json utf-8\n[", b"a b c\n[]"]
+)
+def test_a_damaged_body_is_an_error(body: bytes | None) -> None:
     with pytest.raises((ContentDisallowed, DecodeError, ValueError)):
         read_call(APP, body)
 

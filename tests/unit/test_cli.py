@@ -9,7 +9,7 @@ import pytest
 
 from celery_redislock.cli.commands import screen
 from celery_redislock.cli.locks import matcher
-from celery_redislock.cli.rows import FREE, Row, Total, prometheus, table, totals
+from celery_redislock.cli.rows import FREE, Calls, Row, Total, prometheus, table, totals
 from celery_redislock.cli.sentences import Say, age, duration, moment
 from celery_redislock.cli.workers import Counts, Waits
 from celery_redislock.protocol.names import LockKeys, LockPart
@@ -46,6 +46,13 @@ def row(
 )
 def test_a_duration_is_short(seconds, text):
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("number", "due"), [(b"x", b"1"), (b"1", b"x"), (None, b"1"), (b"1", None), (b"1", b"9" * 30)])
+def test_damaged_calls_are_not_shown(number, due):
+    token = mint(mint_nonce(), None, origin("host", "task"))
+    assert Calls.of(token, token.nonce.encode(), b"1", b"0") is not None
+    assert Calls.of(token, token.nonce.encode(), number, due) is None
 
 
 def test_a_moment_is_in_utc_and_tells_how_long_ago_it_was():

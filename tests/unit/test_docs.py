@@ -199,8 +199,8 @@ def test_the_numbers_of_the_model_are_the_models() -> None:
     assert "seventeen promises" in text
     assert f"each of {len(Mistake)} known mistakes" in text
     assert f"each of its {len(EXCUSES)} excuses" in text
-    assert (len(OF_MERGING), len(OF_MERGED_CALLS)) == (10, 2)
-    assert "Its ten scenarios" in text
+    assert (len(OF_MERGING), len(OF_MERGED_CALLS)) == (11, 2)
+    assert "Its eleven scenarios" in text
     assert "the two promises of merged calls" in text
     assert f"each of {len(MistakeOfMerging)} mistakes" in text
 

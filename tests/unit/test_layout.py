@@ -17,7 +17,7 @@ import pytest
 
 from celery_redislock.protocol import commands, scripts
 from celery_redislock.protocol.names import Demand, keys_of
-from celery_redislock.protocol.scripts import NOTE_TTL, Call, Claim, Command, Note, Passed, Tag
+from celery_redislock.protocol.scripts import NOTE_TTL, Call, Claim, Command, Note, Numbered, Passed, Tag
 from celery_redislock.protocol.tokens import RESERVED, known_by
 from tests.house.imports import GRAPH, MODULES, PACKAGE, imported
 
@@ -238,7 +238,8 @@ MEANT = {
     "D": "60000",
     "M": "7",
     "a": "what was given",
-    "A": "1",
+    "A": "a channel",
+    "L": b"a body",
     "V": "5000",
     "E": "6000",
     "B": "7000",
@@ -266,12 +267,12 @@ SENT = {
         fence=[False, True],
         call=[None, b"a call"],
         claim=[None, Claim(LEFT.nonce, 3.0)],
-        number=[None, 7],
+        numbered=[None, Numbered(7), Numbered(7, b"a body")],
     ),
     "merge": [
         commands.merge(KEY, LEFT, 1.0, 2.0, Passed(), Call(b"a body", *about))
         for about in itertools.product(
-            [False, True], [0.0, 5.0], [None, 6.0], [None, 7.0], [None, 8.0], [0, 7], [False, True]
+            [None, "a channel"], [0.0, 5.0], [None, 6.0], [None, 7.0], [None, 8.0], [0, 7], [False, True]
         )
     ],
     "reserve": with_each(
@@ -287,7 +288,12 @@ SENT = {
             places=[(), (NAMES.queued,), (NAMES.queued, WINDOW)],
         ),
         *with_each(functools.partial(commands.hand_over, token=RUN, to=LEFT, ttl=4.0), demand=DEMANDS, note=NOTES),
-        *with_each(functools.partial(commands.give_up, claim=LEFT.nonce), demand=DEMANDS, is_to_come=[False, True]),
+        *with_each(
+            functools.partial(commands.give_up, claim=LEFT.nonce),
+            demand=DEMANDS,
+            is_to_come=[False, True],
+            closes=[(), (WINDOW, "what was given")],
+        ),
     ],
     "renew": [commands.renew([(KEY, RUN, 1.0)])],
     "expect": with_each(functools.partial(commands.expect, token=RUN), demand=DEMANDS),

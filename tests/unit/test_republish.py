@@ -85,6 +85,11 @@ def test_what_was_left_to_a_message_stays_when_it_comes_back() -> None:
     assert header.next(begun=False)[:3] == header[:3]
 
 
+def test_a_message_that_sleeps_does_not_wait_meanwhile() -> None:
+    slept = Header(published=NOW).next(rank=7, sleeps=True)
+    assert (slept.rank, slept.times, slept.since) == (7, 0, 0)
+
+
 def test_a_rank_once_set_stays_where_the_message_waits_again() -> None:
     ranked = Header(**GOOD).next(begun=False, rank=7)
     assert ranked.rank == 7

@@ -18,6 +18,8 @@
 -- S value  the capacity: the caller gets no free permit with a higher number; given only if it is above 1
 -- M value  the number that the call was given before; empty: no newer call replaces it. Given only if calls may have
 --          been merged into the caller's message
+-- L value  the body of the message's own arguments. They replace the last that the attempt before was given: the message
+--          is its retry, but could not be merged. Given only with M
 --
 -- Returns granted: permit 1 holds the token for the lease
 --         {granted, number, fence if asked for}: the permit with this number does
@@ -119,7 +121,7 @@ end
 -- The reply if the run must not begin now, or never; nil if it may begin.
 local function refusal()
   local newest, id = newest_of(line)
-  if calls == named(line, ':pending') then
+  if calls then
     local due, expires = unpack(redis.call('HMGET', calls, 'due', 'expires'))
     if (tonumber(expires) or math.huge) <= now() then return {'expired'} end
     due = ms_until(sound(due, 2 ^ 53) or 0)
@@ -134,16 +136,19 @@ if job then
   calls = calls_of_run()
   number = calls and redis.call('HGET', calls, 'number') or number
   local reply = not mine and refusal()
-  if reply and reply[1] ~= 'due' then
+  if reply then
+    local is_due_later = reply[1] == 'due'
     if place and is_owned_by(claim, redis.call('GET', place)) then
-      redis.call('DEL', place)  -- at once: nothing may be merged into a message that does not run
+      if is_due_later then
+        outlast(place, reply[2] + given.P)
+      else
+        redis.call('DEL', place)  -- at once: nothing may be merged into a message that does not run
+      end
     end
-    if calls then
+    if calls and not is_due_later then
       redis.call('HSET', calls, 'refused', 1)
       redis.call('PEXPIRE', calls, MINUTE_MS)  -- the second command gets the same reply if this one is lost
     end
-  end
-  if reply then
     give_back_all_but(nil)
     return reply
   end
@@ -205,10 +210,14 @@ end
 
 local bodies = {}
 if calls then
+  if calls == before and given.L then
+    redis.call('HSET', calls, redis.call('HGET', calls, 'bodies'), given.L)
+  end
   bodies = bodies_of(calls)
   if calls ~= own then
     grant_calls(line, calls, job)  -- kept, because a copy of the message must be given the same
   end
+  redis.call('HDEL', own, 'due', 'expires')  -- that copy is always due, and does not expire
 end
 redis.call('DEL', before)  -- that attempt has ended: this one has been given all that it was given
 if number ~= '' then

@@ -13,7 +13,8 @@
 -- ARGV[7]  ids of jobs whose end the publisher's caller may have seen; spelled as for reserve.lua
 -- ARGV[8]  ids of jobs whose publishers have taken too long; same form
 -- ARGV[9]  the call's body
--- A value  anything: the call joins the ticket's calls; otherwise it replaces them
+-- A value  the call joins the ticket's calls, and this is the channel on which all rooms hear that a ticket is full;
+--          otherwise the call replaces them
 -- V value  in how many milliseconds the call is due
 -- E value  in how many milliseconds the call expires
 -- B value  the debounce in milliseconds: the ticket is due that long after its last call
@@ -33,7 +34,7 @@
 
 -- The prelude stands here.
 
-local _, line, place, owner, token = KEYS[1], KEYS[2], KEYS[3], ARGV[2], ARGV[3]
+local lock, line, place, owner, token = KEYS[1], KEYS[2], KEYS[3], ARGV[2], ARGV[3]
 local sending_ms, queued_ms, task, ended, unsent = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 local body, given, time, attempt = ARGV[9], options(3, 9), now(), job_of(token)
 local is_retry, bodies = given.R, {body}
@@ -47,9 +48,8 @@ due, expires = sound(due, 2 ^ 53) or 0, sound(expires, 2 ^ 53) or ''
 if claim == nonce_of(owner) and is_owned_by(owner, queued) then
   return {'queued', last, ms_until(due)}
 end
-local answered = not given.M and redis.call('GET', answer)
-if answered then
-  local number, ticket = string.match(answered, '^(%d+) (.*)$')
+local number, asked, ticket = string.match(redis.call('GET', answer) or '', '^(%d+) (%d*) (.*)$')
+if number and asked == (given.M or '') then
   return {'merged', tonumber(number), ticket, redis.call('PTTL', place)}
 end
 local newest, newest_id = newest_of(line)
@@ -76,13 +76,15 @@ end
 
 local joins = given.A ~= nil
 local is_merged = queued and not is_over and not (joins and count >= MOST_CALLS)
-if claim and (is_over and is_of_place or refused) then
-  redis.call('DEL', pending)  -- these calls get no run: their job has ended, was refused, or was never sent
+if claim and (is_over and is_unsent and is_of_place or refused) then
+  redis.call('DEL', pending)  -- these calls get no run: their job was refused, or never sent
 elseif claim and not is_merged then
-  grant_calls(line, pending, job or '')  -- the place expired, or the ticket is full: these calls are its own from now on
+  -- These calls are the job's own from now on: the place expired, the ticket is full, or the job has ended; but it may
+  -- have retried itself and then succeeded.
+  grant_calls(line, pending, job or '')
 end
 
-local number = is_retry and given.M or whole(math.max(time, last + 1, newest + 1))
+number = is_retry and given.M or whole(math.max(time, last + 1, newest + 1))
 if not is_merged then
   first, due, count, expires = time, 0, 0, 0
 end
@@ -90,8 +92,9 @@ local due_at, ends = time + (given.V or 0) * 1000, given.E and whole(time + give
 if given.B then
   due_at = math.max(due_at, math.min(time + given.B * 1000, first + (given.X or math.huge) * 1000))
 end
+local is_full = joins and count + #bodies >= MOST_CALLS
 if joins then
-  due_at = count + #bodies >= MOST_CALLS and time or math.max(due_at, due)
+  due_at = is_full and time or math.max(due_at, due)
 end
 -- The ticket expires with the last of its calls that does, and never if one of them does not.
 ends = ends ~= '' and expires ~= '' and whole(math.max(ends, expires)) or ''
@@ -101,7 +104,10 @@ keep_calls(pending, lives + DAY_MS, joins and count or 0, bodies, 'number', numb
 if is_merged then
   -- If the ticket was lost, calls that are due at once must not keep its place forever.
   if due_at > time then outlast(place, lives) end
-  redis.call('SET', answer, number .. ' ' .. queued, 'PX', MINUTE_MS)
+  if is_full then
+    redis.pcall('PUBLISH', given.A, 'due 1 ' .. lock)  -- the ticket may sleep in a worker
+  end
+  redis.call('SET', answer, number .. ' ' .. (given.M or '') .. ' ' .. queued, 'PX', MINUTE_MS)
   return {'merged', tonumber(number), queued, redis.call('PTTL', place)}
 end
 redis.call('HSET', pending, 'claim', nonce_of(owner), 'job', attempt)

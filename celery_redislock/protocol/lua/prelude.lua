@@ -222,7 +222,7 @@ end
 -- how many `bodies` there are, and each body under its number. Until the ticket is granted its key, the hash is
 -- ":pending" and also has the ticket's `claim` and `job`, when the `first` call came, when the ticket is `due` and
 -- `expires`, by the server's clock in microseconds, the `count` of calls, and whether its run was `refused` for good.
--- Then it is ":args:<job>".
+-- From then on it is ":args:<job>"; sooner if the job loses its place in the queue, or may take no more calls.
 
 -- The attempt in the token `value` as ":args:" names it: "<task id>/<retries>".
 local function job_of(value)

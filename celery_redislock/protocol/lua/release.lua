@@ -9,12 +9,13 @@
 -- n key    the note of the caller's attempt; given only if the attempt is over
 -- N value  how long that note lives, in milliseconds
 -- U value  anything: a copy may be waiting unseen, so write the note even if no copy was seen
--- a key    what the run was given; given only if no copy or later attempt needs it
 -- g key    the note saying that a claim is no longer needed: the caller's own, given with G, or that of K
 -- G value  how long that note lives, in milliseconds; given only if the key may still be handed over to the caller
 -- p key    the place of the one message that may wait in the queue; given only if it may be reserved for the caller. The
---          calls that were merged into that message get no run
--- w key    the window of the caller's job; given, with p, only if the job does not run, so that the window closes
+--          calls that were merged into that message are kept for it, because it may be delivered again
+-- w key    the window of the caller's job; given, with p, only if the job never runs, so that the window closes, and the
+--          calls that were merged into its message get no run
+-- a key    the calls that are kept for the caller's attempt; given only if no copy or later attempt needs them
 -- K value  the token that the permit holds next; given only to hand the permit over or let it cool down
 -- T value  how long the permit holds that token, in milliseconds; empty: forever
 -- S value  the capacity; given only if it is above 1: the caller may own any permit
@@ -42,7 +43,13 @@ for _, name in ipairs({given.p, given.w}) do
   if is_owned_by(owner, redis.call('GET', name)) then redis.call('DEL', name) end
 end
 local pending = named(line, ':pending')
-if given.p and claim_of(pending) == nonce_of(owner) then redis.call('DEL', pending) end
+if given.p and claim_of(pending) == nonce_of(owner) then
+  if given.w or state_of(owner) == SENDING then
+    redis.call('DEL', pending)
+  else
+    grant_calls(line, pending, redis.call('HGET', pending, 'job') or '')
+  end
+end
 if given.a then redis.call('DEL', given.a) end
 if mine then
   redis.call('DEL', permit)  -- first: a server out of memory refuses the writes below unless something was deleted

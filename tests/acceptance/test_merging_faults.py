@@ -1,0 +1,122 @@
+"""Merged calls when a process dies, a server is away, or a message loses its place: with real workers."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from celery import states
+from celery.exceptions import TaskRevokedError
+
+from celery_redislock import LockConfigError
+from celery_redislock.message.calls import LONGEST_BODY
+from celery_redislock.protocol.names import keys_of
+from tests.conftest import on_every_broker
+from tests.lab.gate import Gate
+from tests.lab.servers import wait_until
+
+PATIENCE = 30
+
+
+@pytest.fixture
+def second_gate(tmp_path):
+    return Gate(tmp_path / "second")
+
+
+@on_every_broker
+def test_a_child_that_dies_before_it_asks_for_the_key_loses_no_call(
+    tasks, start_worker, ledger, tmp_path, nothing_is_left
+):
+    calls = [tasks.latest_dying.delay("k", number, 0, "", str(tmp_path / "died")) for number in range(3)]
+    start_worker(2)
+    assert calls[0].get(timeout=PATIENCE) == 2
+    assert ledger.items() == ["2"]
+    nothing_is_left()
+
+
+class TestARetryThatTheLockServerWasNotToldAbout:
+    @on_every_broker
+    @pytest.mark.parametrize(("name", "renewed"), [("latest", ["renewed"]), ("collected", ["first", "renewed"])])
+    def test_has_its_own_arguments(
+        self, tasks, lock_proxy, start_worker, running, gate, second_gate, ledger, nothing_is_left, name, renewed
+    ):
+        task = getattr(tasks, name)
+        start_worker(2)
+        task.delay("k", "holder", str(gate))
+        running("holder")
+        calls = [task.delay("k", item, str(second_gate), "renews", "calls") for item in ("first", "second")]
+        gate.open()
+        running("second")
+        lock_proxy.refuse()
+        second_gate.open()
+        wait_until(lambda: not ledger.running(), "it has called retry")
+        lock_proxy.mend()
+        assert calls[0].get(timeout=PATIENCE) == renewed
+        assert ledger.items() == ["holder", "second", "renewed"]
+        nothing_is_left()
+
+    @on_every_broker
+    def test_because_it_is_too_large_has_its_own_arguments(self, tasks, start_worker, ledger, nothing_is_left):
+        start_worker(2)
+        assert tasks.collected.delay("k", "small", 0, "grows").get(timeout=PATIENCE) == "x" * LONGEST_BODY
+        nothing_is_left()
+
+
+@on_every_broker
+def test_a_ticket_that_has_lost_its_place_still_expires(tasks, start_worker, ledger, locks):
+    calls = [tasks.latest_brief.apply_async(("k", number), expires=2) for number in range(2)]
+    place = keys_of(tasks.latest_brief.lock_for("k").name).queued
+    wait_until(lambda: not locks.client.exists(place), "its place has expired")
+    following = tasks.latest_brief.delay("k", "next")
+    assert following.id != calls[0].id
+    time.sleep(2)
+    start_worker(2)
+    assert following.get(timeout=PATIENCE) == "next"
+    for call in calls:
+        with pytest.raises(TaskRevokedError, match=r"expired|superseded"):
+            call.get(timeout=PATIENCE)
+    assert ledger.items() == ["next"]
+
+
+@on_every_broker
+@pytest.mark.parametrize(("name", "last"), [("debounced_brief", ["last"]), ("collected_brief", ["first", "last"])])
+def test_a_ticket_that_is_not_due_keeps_its_place_longer_than_lock_queue_ttl(
+    tasks, start_worker, ledger, nothing_is_left, name, last
+):
+    task = getattr(tasks, name)
+    start_worker(2)
+    first = task.delay("k", "first", how="calls")
+    time.sleep(2.5)
+    assert task.delay("k", "last", how="calls").id == first.id
+    assert first.get(timeout=PATIENCE) == last
+    assert len(ledger.items()) == 1
+    nothing_is_left()
+
+
+@on_every_broker
+def test_a_call_that_was_merged_into_a_retry_runs_though_the_run_before_it_succeeds(
+    tasks, start_worker, running, gate, second_gate, locks, nothing_is_left
+):
+    worker = start_worker(2)
+    first = tasks.collected.delay("k", "first", str(gate), "swallows", str(second_gate))
+    running("first")
+    gate.open()
+    wait_until(lambda: locks.client.keys("*:queued"), "it has sent its retry, or does so now")
+    merged = tasks.collected.delay("k", "merged", how="calls")
+    assert merged.id == first.id
+    second_gate.open()
+    wait_until(lambda: first.state == states.SUCCESS, "it has succeeded all the same")
+    following = tasks.collected.delay("k", "next", how="calls")
+    assert following.id != first.id
+    assert following.get(timeout=PATIENCE) == ["next"]
+    # The result backend keeps the first success of an id.
+    wait_until(lambda: "['first', 'merged'" in worker.output(), "the retry has had both calls")
+    nothing_is_left()
+
+
+def test_a_serializer_that_reads_a_list_as_a_tuple_fails_the_run_and_says_why(config, tasks, start_worker):
+    config.settings["accept_content"] = ["json", "tuples"]
+    calls = [tasks.latest_tuple.delay("k", number) for number in range(2)]
+    start_worker(2)
+    with pytest.raises(LockConfigError, match=r"lab\.latest_tuple: lock_arguments needs a serializer"):
+        calls[0].get(timeout=PATIENCE)
