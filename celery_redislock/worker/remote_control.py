@@ -138,14 +138,14 @@ def redislock_counts(state: Any, **_: Any) -> dict[str, Any]:
 
     Returns:
         ``lines``: for each lock and task, the key, the task's name, how many wait, and the rank of the first: when it
-        was published, in microseconds since the epoch. Callers of a `Lock` in this process count too, under an empty
-        name. ``rooms``: the names under which this process is in line in Redis. ``conflicts``: the number of
-        conflicts since the worker started.
+        was published, in microseconds since the epoch. A message that sleeps does not wait. Callers of a `Lock` in this
+        process count too, under an empty name. ``rooms``: the names under which this process is in line in Redis.
+        ``conflicts``: the number of conflicts since the worker started.
     """
     room = waiting_room_of(state.app)
     rooms = [] if room is None else room.rooms
     found: dict[tuple[str, str], list[int]] = {}
-    for waiter in (one for room in rooms for one in room.waiting()):
+    for waiter in (one for room in rooms for one in room.waiting() if not one.is_asleep):
         found.setdefault((waiter.key, waiter.group), []).append(waiter.rank)
     lines = [(key, task, len(ranks), min(ranks)) for (key, task), ranks in found.items()]
     return {"lines": lines, "rooms": [room.token.nonce for room in rooms], "conflicts": RUN_COUNTS.conflicts}

@@ -13,10 +13,9 @@ from typing import Any
 
 from redis.cluster import RedisCluster
 
-from celery_redislock.protocol.names import NOTE
 from tests.lab.nodes import Nodes, three_nodes
 from tests.lab.proxy import Fault, Proxy
-from tests.lab.servers import wait_until
+from tests.lab.servers import MAY_BE_LEFT, wait_until
 
 #: What nodes and clients of a Cluster say to each other besides. A worker may meet a node only in the middle of a test.
 _OF_CLUSTERS = {"cluster|slots", "cluster|nodes", "cluster|info", "cluster|myid", "command", "ping", "client|setinfo"}
@@ -71,7 +70,7 @@ class ClusterLocks:
 
     def held(self) -> list[bytes]:
         """As that of one server."""
-        return [key for key in self.client.scan_iter() if NOTE.encode() not in key]
+        return [key for key in self.client.scan_iter() if not MAY_BE_LEFT(key)]
 
     def calls(self) -> dict[str, int]:
         """As that of one server, of all nodes together, but for what makes them a Cluster."""

@@ -105,6 +105,9 @@ def running(
 #: A user who may subscribe, and never hears anything.
 MAY_NOT_PUBLISH = ["--user", "default", "on", "nopass", "~*", "&*", "+@all", "-publish", "-spublish"]
 
+#: Whether a key may be left for a day: a note for copies, the answer to a merged call, the number of the last call.
+MAY_BE_LEFT = re.compile(rf"{NOTE}|{MERGED}|:newest$".encode()).search
+
 
 class Valkey:
     """An embedded Valkey on a unix socket, or on a loopback port.
@@ -191,8 +194,7 @@ class Valkey:
 
     def held(self) -> list[bytes]:
         """All keys but what may be left for a day: a note for copies of a message, and the number of the last call."""
-        left = re.compile(rf"{NOTE}|{MERGED}|:newest$".encode()).search
-        return [key for key in self.client.scan_iter() if not left(key)]
+        return [key for key in self.client.scan_iter() if not MAY_BE_LEFT(key)]
 
     def ages(self) -> None:
         """As a broker: let the visibility timeout be over of each message that kombu has noted as unacked."""
