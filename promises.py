@@ -26,6 +26,7 @@ class Promise(Enum):
     LATEST = "An accepted call is followed by a run with its arguments or later ones"
     NOT_STALE = "The numbers of bodies that have begun never fall"
     ONE_IN_WINDOW = "Within `lock_window` of a publish, no second job is sent"
+    RATE = "In no time of a `lock_rate` do more runs of a key begin than it allows"
     RESERVED = "A key is reserved for one message, and only while that message may still come"
     ENDS = "Every message that waits can still run, whatever has happened"
     ORDER = "Waiting messages are called in the order of their ranks, and none takes a key that is kept for another"

@@ -38,8 +38,9 @@ class LockInfo(NamedTuple):
     state: str = "held"
     """``"held"``: the holder is running. ``"queued"``: the key is reserved for a task that has not started yet.
     ``"sending"``: it is reserved for a task whose publisher is sending the message. ``"cooling"``: the task succeeded,
-    and the key is blocked until its `lock_cooldown` is over. ``"offered"``: the key is free, and kept for a moment for
-    the first in line."""
+    and the key is blocked until its `lock_cooldown` is over. ``"spent"``: as many runs have begun as the
+    `lock_rate` allows; the next one can begin after `ttl`. ``"offered"``: the key is free, and kept for a moment for the
+    first in line."""
     waiting_processes: int = 0
     """How many processes wait in line for the key. A worker counts as one, however many messages wait in it. Only
     `lock_info` fills this in; elsewhere it is 0."""
@@ -100,6 +101,8 @@ class LockInfo(NamedTuple):
             return f"the first in line, on {host}"
         if self.state in {"queued", "sending"}:
             return f"{task}, {'queued' if self.state == 'queued' else 'being sent'} by {host}"
+        if self.state == "spent":
+            return f"its rate, which is used up for {self.ttl or 0.0:.3g} s"
         if self.state == "cooling":
             return f"{task}, which succeeded on {host} and is cooling down"
         return f"{task} on {host}" if self.task_id else f"a lock outside tasks on {host}"

@@ -6,6 +6,7 @@ A task's options are resolved when the task is bound. A wrong value then raises 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -32,7 +33,7 @@ class Rule(NamedTuple):
 
     default: Any
     allowed: str
-    accepts: Callable[[Any], bool]
+    accepts: Callable[[Any], object]
 
 
 def _choice(choices: tuple[str, ...]) -> Rule:
@@ -64,6 +65,37 @@ def _is_limit(value: Any) -> bool:
 
 
 LIMIT = Rule(1, f"a whole number from 1 to {MAX_CAPACITY}", _is_limit)
+_RATE, _UNITS = re.compile(r"([0-9]{1,9})/([smh])").fullmatch, {"s": 1, "m": 60, "h": 3600}
+#: The longest time of a rate, in seconds: a year.
+_LONGEST_TIME = 366 * 86_400
+
+
+def shares_of(rate: Any) -> tuple[int, float] | None:
+    """How a rate is kept: by how many permits, and for how many seconds each of them is spent from its grant.
+
+    A rate of N in a time T has at most 50 permits, so that each is granted k = ⌈N/50⌉ times in T: it is spent for T/k,
+    and there are ⌊N/k⌋ of them. However the grants fall, there are never more than N in any time T.
+
+    Args:
+        rate: ``"100/m"``, with s, m or h; or a pair of a number and of seconds.
+
+    Returns:
+        None if it is not a rate.
+    """
+    match rate:
+        case str() if found := _RATE(rate):
+            number, seconds = int(found[1]), _UNITS[found[2]]
+        case [int(number), int() | float() as seconds] if not isinstance(number, bool) and _is_seconds(seconds):
+            pass
+        case _:
+            return None
+    times = math.ceil(number / MAX_CAPACITY)
+    if number < 1 or seconds > _LONGEST_TIME or seconds * 1000 < times:
+        return None
+    return number // times, math.ceil(seconds * 1000 / times) / 1000
+
+
+RATE = Rule(None, "'100/m' (s, m or h), or (number, seconds): at most 50 a millisecond, and a year", shares_of)
 _TRUE_OR_FALSE = Rule(False, "True or False", lambda v: isinstance(v, bool))
 
 
@@ -96,6 +128,11 @@ OPTIONS: Mapping[str, Rule] = {
     "on_outage": _choice(get_args(OnOutage)),
     "fence": _TRUE_OR_FALSE,
     "limit": Rule(1, f"{LIMIT.allowed}, or a callable that returns one", lambda v: _is_limit(v) or callable(v)),
+    "rate": Rule(
+        None,
+        f"{RATE.allowed}; or a callable that returns one",
+        lambda v: v is None or callable(v) or bool(shares_of(v)),
+    ),
 }
 #: The options that a call may set for its own message, without the prefix ``lock_``.
 PER_CALL = ("scope", "on_conflict", "wait_for", "cooldown", "window")
@@ -143,6 +180,7 @@ class LockOptions:
     on_outage: OnOutage
     fence: bool
     limit: int | Callable[[Mapping[str, Any]], int]
+    rate: str | tuple[int, float] | Callable[[Mapping[str, Any]], str | tuple[int, float]] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +304,16 @@ def _refusals(values: Mapping[str, Any], name: Callable[[str], str]) -> Iterator
     elif debounce is not None:
         refused = f"{name('debounce')} = {debounce:g} is not allowed with {name('arguments')} = 'first'"
         yield f"{refused}, where a later call does not change the message that waits; allowed: 'latest' or 'all'"
+    if values["rate"] is not None:
+        rate = "a callable" if callable(values["rate"]) else repr(values["rate"])
+        refused = f"{name('rate')} = {rate} is not allowed with"
+        for option in ("scope", "limit", "fence", "cooldown", "hold_on_retry"):
+            if values[option] != OPTIONS[option].default:
+                yield f"{refused} {name(option)}: it limits how often runs begin, and nothing is held while they run"
+        if policy == "join":
+            yield f"{refused} {name('on_conflict')} = 'join': no run holds the key; allowed: 'wait', 'skip' or 'raise'"
+        if (values["args"], values["key"]) == (None, None):
+            yield f"{refused} a key of all arguments: set lock_args or lock_key; lock_args=() is the whole task"
     if limit != 1:
         refused = f"{name('limit')} = {limit if isinstance(limit, int) else 'a callable'} is not allowed with"
         if scope != "run":
@@ -340,6 +388,6 @@ def _check(what: str, value: Any, rule: Rule, *, secret: bool = False) -> None:
 
 def _accepts(rule: Rule, value: Any) -> bool:
     try:
-        return rule.accepts(value)
+        return bool(rule.accepts(value))
     except (TypeError, OverflowError):  # the value is unhashable, or an int too large for a float
         return False

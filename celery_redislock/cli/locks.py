@@ -8,7 +8,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import chain, islice
 from typing import Any
 
@@ -85,8 +85,9 @@ class Locks:
         unseen = {lock for lock in self.counts.locks if matches(lock)}
         for row in self._scan(pattern):
             unseen.discard(row.part.lock)
-            if row.part.key not in seen and (foreign or self.ours(row)) and row.is_of(name):
-                seen.add(row.part.key)
+            known = row.part.lock if row.state == "spent" else row.part.key  # all the permits of a rate are one row
+            if known not in seen and (foreign or self.ours(row)) and row.is_of(name):
+                seen.add(known)
                 yield row
         for lock in sorted(unseen):  # they are free, or were just taken
             yield from (row for row in self.of(lock) if matches(row.part.key) and row.is_of(name))
@@ -131,6 +132,11 @@ class Locks:
     def held(self, row: Row, now: datetime) -> str:
         """A sentence about a key: who holds it, since when and until when, and whether the process is alive."""
         key, info = row.part.key, row.info
+        if info.state == "spent":
+            plan, until = plan_of(self.app, row.token.task), now + timedelta(seconds=row.ttl or 0.0)
+            rate = plan.options.rate if plan is not None else None
+            named = "" if rate is None or callable(rate) else f", {rate if isinstance(rate, str) else tuple(rate)},"
+            return Say.SPENT(key=row.part.lock, rate=named, until=f"{until:%Y-%m-%d %H:%M:%S.%f} UTC")
         if info.state != "held":
             kept = Say.KEPT(key=key, who=info.who, since=moment(info.since, now), ttl=duration(row.ttl or 0.0))
             return f"{kept} {Say.CALLS(calls=row.calls.said(now))}" if row.calls else kept

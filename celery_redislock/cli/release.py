@@ -22,6 +22,7 @@ _HARM = {
     "queued": "Its message stays: if it is still in the queue, it runs. A duplicate may be sent before it starts.",
     "sending": "Its message is still sent, and runs. A duplicate may be sent before it starts.",
     "cooling": "The next run may start before the cooldown is over.",
+    "spent": "One more run may begin than the rate allows.",
     "offered": "The key goes to the next in line.",
 }
 

@@ -86,6 +86,7 @@ Task {id} HAD TO WAIT: {conflict}. Nothing newer is known, and no worker that an
     HELD = "{key} is held by {who}, since {since}; {ends}."
     FOREIGN = "{key} is held by another library's lock, or by a `Lock` with a custom token; {ends}."
     KEPT = "{key} is kept for {who}, since {since}, for another {ttl}."
+    SPENT = "The rate of {key}{rate} is used up until {until}."
     CALLS = "So far it stands for {calls}."
     RENEWED = "acquired or renewed {ago} ago, so its process was alive then"
     NOT_RENEWED = (

@@ -183,7 +183,7 @@ class Why:
 
     def _is_mine(self, row: Row) -> bool:
         attempt = row.token.attempt
-        return attempt is not None and attempt.task_id == known_as(self._id)
+        return attempt is not None and attempt.task_id == known_as(self._id) and row.state != "spent"
 
     # What the workers know.
 
@@ -233,7 +233,8 @@ class Why:
     def _holders(self, lock: str) -> Generator[Said, None, int]:
         """Say who holds `lock`, or for whom it is kept. Return the number of holders."""
         rows = [row for row in self._locks.of(lock) if row.part.kind != "queued"]
-        yield from map(self._row, rows)
+        spent = sorted((row for row in rows if row.state == "spent"), key=lambda row: row.ttl or 0.0)
+        yield from map(self._row, [row for row in rows if row not in spent[1:]])
         if self._workers.problem is None:
             yield from map(Said, silent(rows, self._answered))
         return len(rows)

@@ -17,6 +17,7 @@ from celery_redislock.protocol import commands
 from celery_redislock.protocol.hold import Hold, Owner
 from celery_redislock.protocol.names import Demand, keys_of
 from celery_redislock.protocol.replies import (
+    Called,
     Conflict,
     Finished,
     Granted,
@@ -275,7 +276,9 @@ class LockStore:
         """
         self.ask(commands.enter(demand, room, rank))
 
-    def stand(self, demand: Demand, room: Token, rank: int, next_rank: int | None, number: int = 0) -> Conflict | None:
+    def stand(
+        self, demand: Demand, room: Token, rank: int, next_rank: int | None, number: int = 0
+    ) -> Conflict | Called:
         """Put a room in the line of the key, and take the key for the room's first waiter if it is that waiter's turn.
 
         Args:
@@ -286,14 +289,16 @@ class LockStore:
             number: Distinguishes waiters of the room with the same rank, as in `tokens.call`.
 
         Returns:
-            None if the first waiter is called: it must acquire the key now. Otherwise, who has the key.
+            Whether the first waiter is called: it must acquire the key now. Otherwise, who has the key.
 
         Raises:
             LockUnavailable: Redis did not answer, or refused the command.
             ValueError: `rank` or `next_rank` is not a rank.
         """
         reply, _, _ = self.ask(commands.stand(demand, room, rank, next_rank, number))
-        return None if reply[0] == Tag.CALLED else Conflict.of(reply)
+        if reply[0] != Tag.CALLED:
+            return Conflict.of(reply)
+        return Called(reply[1] / 1000 if len(reply) > 1 else None)
 
     def leave(self, demand: Demand, room: Token) -> bool:
         """Take a room out of the line of the key. If the key was offered to the room, the next room gets the offer.

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
 from celery_redislock.protocol.names import Demand, is_line
-from celery_redislock.protocol.replies import Conflict
+from celery_redislock.protocol.replies import Called, Conflict
 
 from .waiters import Waiter, is_ready
 
@@ -26,6 +26,8 @@ CALLED_FOR = 5.0
 #: A room checks a key this many seconds after its expected expiry, at random between these bounds: the key has expired
 #: by then, and the rooms do not all check at once.
 MARGIN = 0.005, 0.03
+#: The same where permits are spent, so that only the first room in line checks at once.
+SPENT_MARGIN = 0.003
 #: The longest time between two checks of a key while the room stands in line, in seconds.
 LONGEST_LOOK = 60.0
 #: The longest time between two checks while the room hears no hints or the server does not answer, in seconds.
@@ -151,26 +153,28 @@ class Line:
         is_there = is_fresh and self.rank is not None and self.rank <= self.first.rank
         return not is_there and not self.has_declined
 
-    def look_in(self, conflict: Conflict | None, look_every: float | None, *, hears: bool) -> float:
+    def look_in(self, reply: Conflict | Called, look_every: float | None, *, hears: bool) -> float:
         """Seconds until the next check of the key while the room stands in line.
 
         Only a hint tells watching waiters that they may start. In case the hint is lost, the time to the next check is
         as long as they have watched so far, within `WATCHED`: a lost hint at most about doubles their wait.
 
         Args:
-            conflict: Who holds the key; None if the key is kept for a waiter that was called.
+            reply: The server's reply to the room.
             look_every: See `Waiter`, of the first waiter.
             hears: Whether the room hears hints.
         """
         longest = LONGEST_LOOK if hears else SHORT_LOOK
-        if conflict is None:
-            return min(longest, CALLED_FOR + margin())
-        if look_every is not None and any(one.since is None for one in conflict.holders):
+        if isinstance(reply, Called):
+            return min(longest, CALLED_FOR + margin() if reply.ttl is None else reply.ttl + SPENT_MARGIN)
+        if look_every is not None and any(one.since is None for one in reply.holders):
             longest = min(longest, look_every)
         if self.watching:
             watched = time.monotonic() - self._watched_since
             longest = min(longest, max(WATCHED[0], min(watched, WATCHED[1])))
-        return longest if conflict.ttl is None else min(longest, conflict.ttl + margin())
+        if reply.ttl is None:
+            return longest
+        return min(longest, reply.ttl + (SPENT_MARGIN if reply.is_spent else margin()))
 
 
 def margin() -> float:
@@ -227,6 +231,8 @@ class Lines:
         elif what in {"offer", "look"} and (name in self.by_name or is_line(name)):
             line = self.by_name.setdefault(name, Line(Demand.of_line(name), rank=0))
             self._due[line] = self._due.get(line, False) or what == "offer"
+        elif what.startswith("in") and what[2:].isdecimal() and name in self.by_name:
+            self.within(self.by_name[name], int(what[2:11]) / 1000 + SPENT_MARGIN)
         elif what == "due":
             for one in self._timers:  # a copy
                 if isinstance(one, Waiter) and one.is_asleep and one.line == name:

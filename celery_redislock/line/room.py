@@ -255,15 +255,15 @@ class Room:
         first, *others = line.waiters.first(2)
         next_rank = others[0].rank if others else None
         line.stand()  # before asking: the answer may be lost
-        conflict = self._store_of(line).stand(line.demand, self.token, first.rank, next_rank, first.number)
-        if conflict is not None:
-            self._let_start(line, conflict)
+        reply = self._store_of(line).stand(line.demand, self.token, first.rank, next_rank, first.number)
+        if isinstance(reply, Conflict):
+            self._let_start(line, reply)
         else:
             line.rank = next_rank
             self._call(first, line)
             if line.watching:
                 self._let_start(line, self._store.look(line.demand) if line.demand.capacity > 1 else None)
-        self._lines.later(line, line.look_in(conflict, first.look_every, hears=self._listener.hears))
+        self._lines.later(line, line.look_in(reply, first.look_every, hears=self._listener.hears))
 
     def _call(self, first: Waiter, line: Line) -> None:
         if self._take_out(first) and give_turn(first, called=True):

@@ -23,6 +23,7 @@ class Skipped(Reason):
 
     DUPLICATE = states.REVOKED, "duplicate of {}"
     COOLING = states.REVOKED, "cooling down after {}"
+    SPENT = states.REVOKED, "the rate is used up"
     EXPIRED = states.REVOKED, "expired"
     SUPERSEDED = states.REVOKED, "superseded by {}"
 
@@ -57,6 +58,8 @@ def skip(message: Facts, holder: LockInfo, options: LockOptions) -> Skip:
     """Skip the run."""
     if holder.state == "cooling":
         return Skip(Skipped.COOLING, shown(str(holder.task_id)))
+    if holder.state == "spent":
+        return Skip(Skipped.SPENT)
     return Skip(Skipped.DUPLICATE, shown(holder.task_id) if holder.task_id else holder.who)
 
 
@@ -79,7 +82,9 @@ def supersede(message: Message, newer: str | None) -> NoReturn:
 
 def is_skipped(text: str) -> bool:
     """Whether `text`, the reason that is stored with a REVOKED, tells that the policy has skipped a duplicate."""
-    return text.startswith(tuple(one.text.partition("{")[0] for one in (Skipped.DUPLICATE, Skipped.COOLING)))
+    return text.startswith(
+        tuple(one.text.partition("{")[0] for one in (Skipped.DUPLICATE, Skipped.COOLING, Skipped.SPENT))
+    )
 
 
 def is_superseded(text: str) -> bool:

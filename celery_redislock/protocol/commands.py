@@ -30,7 +30,7 @@ def acquire(
     """Acquire a permit. Arguments as for `LockStore.acquire`. A lock with several holders cannot have a `fence`."""
     names, options = keys_of(demand.key), ""
     keys: tuple[str, ...] = (demand.key, names.line)
-    values: tuple[Text, ...] = (token.value, _ms(lease))
+    values: tuple[Text, ...] = (token.value, _ms(demand.spent or lease))
     if note is not None:
         options, keys = "n", (*keys, note)
     if fence:
@@ -216,4 +216,4 @@ def _ids(ids: Iterable[str]) -> str:
 @functools.lru_cache(256)  # a process uses few different leases
 def _ms(seconds: float) -> str:
     """Return `seconds` as the scripts read a time to live: in milliseconds; empty for a key that never expires."""
-    return "" if seconds == math.inf else str(max(1, int(seconds * 1000)))
+    return "" if seconds == math.inf else str(max(1, int(seconds * 1000 + 1e-6)))

@@ -28,6 +28,8 @@ class Demand(NamedTuple):
     capacity: int = 1
     """How many holders the lock can have at once, 1 to `MAX_CAPACITY`. An acquire gets no permit with a higher number,
     but a search for a holder goes up to `MAX_CAPACITY`."""
+    spent: float = 0.0
+    """With a rate: for how many seconds a permit is spent from its grant. Then it is owned by nobody. 0 without."""
 
     @property
     def line(self) -> str:
@@ -138,7 +140,8 @@ def channel_of(room: str, keyprefix: str = "") -> str:
 
     A message on the channel is one of these, with the line as `Demand.line` names it: ``offer <line>``, the key is
     offered to the room for its waiters in that line; ``soon <line>``, the key is offered to an earlier room;
-    ``look <line>``, the key now holds another token; ``due <line>``, a message that sleeps until it is due is due now.
+    ``look <line>``, the key now holds another token; ``in<milliseconds> <line>``, the room is the first by now, and a
+    permit will be free then; ``due <line>``, a message that sleeps until it is due is due now.
 
     Args:
         room: The nonce of the room's token; or `ALL_ROOMS`, for the channel that each room listens to as well.

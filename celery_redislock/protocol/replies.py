@@ -69,11 +69,23 @@ class Conflict(NamedTuple):
         """All holders of the key."""
         return (self.holder, *self.others)
 
+    @property
+    def is_spent(self) -> bool:
+        """Whether a rate is used up."""
+        return self.holder.state == "spent"
+
     def info(self, key: str) -> LockInfo:
         """Return the holders of `key` as a `LockInfo`: the first one, with the others in `LockInfo.others`."""
         return info_of(self.holder, key, self.ttl)._replace(
             waiting_processes=self.waiting, others=tuple(info_of(other, key, None) for other in self.others)
         )
+
+
+class Called(NamedTuple):
+    """The reply to a room that stands in line: its first waiter is called."""
+
+    ttl: float | None
+    """With a rate: seconds until the room checks the line again; None without."""
 
 
 class Reserved(NamedTuple):

@@ -18,13 +18,14 @@ from urllib.parse import quote, unquote
 
 #: The states of a key: the first character of its token. No other library's value begins with one of these: theirs are
 #: hexadecimal (redis-py), a UUID, a number or base64, and begin with a letter, a digit, "+" or "/".
-RUNS, SEEN, RESERVED, SENDING, COOLING, OFFERED, CALLED = ">", "&", "~", "^", "=", "?", "!"
+RUNS, SEEN, RESERVED, SENDING, COOLING, SPENT, OFFERED, CALLED = ">", "&", "~", "^", "=", "#", "?", "!"
 _STATES = {
     RUNS: "held",
     SEEN: "held",
     RESERVED: "queued",
     SENDING: "sending",
     COOLING: "cooling",
+    SPENT: "spent",
     OFFERED: "offered",
     CALLED: "offered",
 }
@@ -38,7 +39,7 @@ MAX_NAME = 200
 _PLAIN = re.compile(r"[\w.@:+,~-]+", re.ASCII).fullmatch
 _PUBLISH = re.compile(r"[\w-]{8}", re.ASCII).fullmatch
 _NONCE = re.compile(r"[\w-]{22}", re.ASCII).fullmatch
-_HEAD = re.compile(r"[>&~^=?!]([\w-]{22})(?![^ ])", re.ASCII).match
+_HEAD = re.compile(r"[>&~^=#?!]([\w-]{22})(?![^ ])", re.ASCII).match
 _HEAD_LENGTH = 23
 _FIELDS = 5
 
@@ -161,7 +162,7 @@ def mint(nonce: str, attempt: Attempt | str | None, origin: str, state: str = RU
         attempt: The attempt of the task, or its text; None outside tasks.
         origin: The host and the task's name, from `origin`. Callers make it once, not for each run.
         state: `RESERVED` if the key is reserved for a message, which carries the nonce as its claim; `SENDING` until
-            its publisher has sent the message.
+            its publisher has sent the message; `SPENT` if it is granted by a rate.
     """
     text = f"{state}{nonce} {attempt or NOTHING} {int(time.time() * 1000)} {origin}"
     return Token(text, text.encode(), nonce, f"{_SAME_OWNER.get(state, state)}{nonce}".encode())

@@ -23,6 +23,7 @@ from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.hold.keeper import LastWord
 from celery_redislock.lock.lock import Lock
 from celery_redislock.message.calls import Arguments, read_call, write_call
+from celery_redislock.message.delivery import ASKED_KEYS
 from celery_redislock.message.header import HEADER
 from celery_redislock.message.message import Message
 from celery_redislock.options import LockOptions
@@ -164,7 +165,11 @@ class Execution:
 
     def _taken(self, lock: HeldLock) -> None:
         """Have the keeper renew `lock`, which was granted, and send the signal `lock_acquired`."""
-        self._server.keeper.add(lock)
+        if lock.demand.spent:  # the run holds nothing: the permit is free when its time is over
+            lock.hold = lock.hold.over()
+            ASKED_KEYS.forget(self.message.delivery.nonce)
+        else:
+            self._server.keeper.add(lock)
         if not lock.calls and self.message.options.arguments == "all":
             lock.calls = [self._arguments]
         if signals.lock_acquired.receivers:
@@ -292,7 +297,8 @@ class Execution:
         return keys_of(key).note(self._attempt)
 
     def _mint(self) -> Token:
-        return tokens.mint(self.message.delivery.nonce, self._attempt, self.plan.origin(self.request.hostname))
+        state = tokens.SPENT if self.message.demand.spent else tokens.RUNS
+        return tokens.mint(self.message.delivery.nonce, self._attempt, self.plan.origin(self.request.hostname), state)
 
 
 def delivered(task: Task[..., Any], plan: LockPlan, request: Context) -> Message:

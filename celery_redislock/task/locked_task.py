@@ -265,9 +265,11 @@ class LockedTask(LockAttributes, BaseTask):
         Raises:
             TypeError: The arguments do not fit the task's signature, or one that the key needs is missing.
             LockKeyError: No key can be made from the arguments.
-            LockConfigError: The task has no lock: it is one of Celery's own.
+            LockConfigError: The task has no lock: it is one of Celery's own, or has a `lock_rate`.
         """
         plan = self._plan()
+        if plan.options.rate is not None:
+            raise LockConfigError(f"{self.name} has a lock_rate, so its runs hold no lock that could be taken here")
         if not plan.enabled:
             return NoLock()
         demand = self._demand(plan, *plan.keys.completed(args, kwargs))

@@ -33,15 +33,18 @@ from celery_redislock.message.header import Header, Reservation
 from celery_redislock.message.republish import Broker
 from celery_redislock.options import (
     LIMIT,
+    RATE,
     Arguments,
     ConflictPolicy,
     LockOptions,
     OnLost,
     OnOutage,
+    Rule,
     Scope,
     name_of,
     resolve_options,
     resolve_settings,
+    shares_of,
 )
 from celery_redislock.policy import may_be_handed_a_key
 from celery_redislock.protocol import tokens
@@ -63,6 +66,7 @@ class LockPlan:
         keys: Makes the names of the locks.
         broker: The app's broker.
         options: The task's options. The app's settings and the defaults fill in what the task leaves out.
+        has_one_permit: Whether only one run at a time holds a key, so that it has no other permits.
 
     Raises:
         LockConfigError: An option or a setting is wrong.
@@ -91,6 +95,7 @@ class LockPlan:
         if options.arguments != "first":
             check_serializer(task, serializer)
         self.keys = KeyMaker(task, _signature(body, is_method), options.args, options.key)
+        self.has_one_permit = options.limit == 1 and options.rate is None
         self.waiting_limit = settings.waiting_limit
         self._prefix = keyprefix_of(app) + settings.prefix
         self._origins: dict[str | None, str] = {}
@@ -164,35 +169,38 @@ class LockPlan:
             TypeError: The arguments do not fit the signature.
             LockKeyError: No key, or no limit, can be made from the arguments.
         """
-        if self.options.limit == 1:
+        if self.has_one_permit:
             return Demand(redis_key(self._prefix, self.keys.name(args, kwargs)))
         arguments = self.keys.bind(args, kwargs)
-        return Demand(redis_key(self._prefix, self.keys.name_of(arguments)), self._capacity(arguments))
+        key = redis_key(self._prefix, self.keys.name_of(arguments))
+        if self.options.rate is None:
+            return Demand(key, self._computed("limit", LIMIT, arguments))
+        return Demand(key, *shares_of(self._computed("rate", RATE, arguments)) or ())
 
     def in_any_permit(self, key: str) -> Demand:
         """`key` with the highest possible capacity, so that a holder is found whatever permit it has.
 
         The user's own `lock_limit` is not called: it may be slow, and may return a different number by now.
         """
-        return Demand(key, 1 if self.options.limit == 1 else MAX_CAPACITY)
+        return Demand(key, 1 if self.has_one_permit else MAX_CAPACITY)
 
-    def _capacity(self, arguments: Mapping[str, Any]) -> int:
-        """How many runs may hold the key of a call at once.
+    def _computed(self, option: str, rule: Rule, arguments: Mapping[str, Any]) -> Any:
+        """The value of an option for a call, if the task's own callable computes it.
 
         Raises:
-            LockKeyError: The task's own `lock_limit` raises, or returns an invalid limit.
+            LockKeyError: The callable raises, or returns an invalid value.
         """
-        limit: Any = self.options.limit
-        if not callable(limit):
-            return int(limit)
+        value: Any = getattr(self.options, option)
+        if not callable(value):
+            return value
         try:
-            made = limit(arguments)
+            made = value(arguments)
         except Exception as error:
-            raise LockKeyError(f"{self.task}: lock_limit raised {blame(error)}") from error
-        if not LIMIT.accepts(made):
+            raise LockKeyError(f"{self.task}: lock_{option} raised {blame(error)}") from error
+        if not rule.accepts(made):
             shown = made if type(made) is int else f"a {type(made).__name__}"
-            raise LockKeyError(f"{self.task}: lock_limit must return {LIMIT.allowed}, not {shown}")
-        return int(made)
+            raise LockKeyError(f"{self.task}: lock_{option} must return {rule.allowed}, not {shown}")
+        return made
 
     def origin(self, hostname: str | None) -> str:
         """The last fields of this task's tokens on `hostname`: the host and the task's name. Cached."""
@@ -288,6 +296,11 @@ class LockAttributes:
     lock_limit: int | Callable[[Mapping[str, Any]], int]
     """How many runs may hold the key at once, 1 to 50; or a callable that takes the bound arguments and returns that
     number. 1 by default. See docs/concurrency-limits.md."""
+
+    lock_rate: str | tuple[int, float] | Callable[[Mapping[str, Any]], str | tuple[int, float]] | None
+    """How many runs with one key may begin in a time, over all workers: ``"100/m"`` (s, m or h); ``(90, 10)``, which
+    is 90 in ten seconds; or a callable that takes the bound arguments and returns one of these. Nothing is held while
+    they run. None, the default: any number. See docs/concurrency-limits.md."""
 
     lock_fence: bool
     """Hand out a fencing number, ``self.lock.fence``. False by default. See docs/fencing.md."""

@@ -496,3 +496,17 @@ def test_nothing_is_printed_as_it_came(app, tasks, locks, why):
     said += why(f"id{ESCAPE}", Say.HOLDS_SOMEWHERE, Say.HELD)
     assert "\x1b" not in said
     assert "OWN\\x1b[31m\\n" in said
+
+
+def test_a_message_that_waits_for_its_rate_hears_when_that_is_free_again(tasks, start_worker, why, app):
+    start_worker(2)
+    for _ in range(2):
+        tasks.rated_slowly.delay("k").get(timeout=20)
+    waits = tasks.rated_slowly.delay("k")
+    wait_until(lambda: kept(app) == 1, "it waits")
+    told = why(waits, Say.WAITS, Say.SPENT)
+    assert re.search(r"The rate of redislock:\{lab\.rated_slowly:\w+\}, 2/m, is used up until 20\d\d-", told), told
+    assert told.count("is used up") == 1
+    for _ in range(2):
+        tasks.rated_skip.delay("k").get(timeout=20)
+    why(tasks.rated_skip.delay("k"), Say.SKIPPED)

@@ -17,7 +17,7 @@ from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.hold import Hold
 from celery_redislock.protocol.names import Demand, channel_of, keys_of
-from celery_redislock.protocol.replies import Conflict, Finished, Granted
+from celery_redislock.protocol.replies import Called, Conflict, Finished, Granted
 from celery_redislock.protocol.scripts import Claim, Note
 from celery_redislock.protocol.tokens import CALLED, RESERVED, SEEN, Attempt, Token, known_by, mint_nonce
 from tests.integration.conftest import KEY, ONE
@@ -129,7 +129,7 @@ class TestAnAcquire:
         first, twin = take("x"), take("a")
         assert isinstance(store.stand(TWO, room, 10, None), Conflict)
         assert store.release(TWO, first)
-        assert store.stand(TWO, room, 10, None) is None
+        assert isinstance(store.stand(TWO, room, 10, None), Called)
         call = tokens.call(tokens.for_capacity(room, 2), 10)
         refused = acquire(store, TWO, token("a"), 10.0, note("a"), call=call.value)
         assert refused.holder.owner == twin.owner
@@ -185,7 +185,7 @@ class TestAnAcquire:
         first, twin = take("x"), take("a")
         if how == "called":
             store.release(ONE, first)
-            assert store.stand(ONE, room, 10, None) is None
+            assert isinstance(store.stand(ONE, room, 10, None), Called)
             refused = acquire(store, ONE, token("a"), 10.0, note("a"), call=tokens.call(room, 10).value)
         else:
             claim = mint_nonce()
@@ -220,7 +220,7 @@ class TestARoom:
             assert heard.get_message(timeout=5)["type"] == "subscribe"
             store.release(TWO, second)
             assert heard.get_message(timeout=5)["data"] == f"offer 2 {KEY}".encode()
-        assert store.stand(TWO, room, 10, 20) is None
+        assert isinstance(store.stand(TWO, room, 10, 20), Called)
         assert client.get(keys_of(KEY).permit(2)).startswith(CALLED.encode())
         call = tokens.call(tokens.for_capacity(room, 2), 10)
         assert acquire(store, TWO, token("c"), 10.0, call=call.value).permit == 2
@@ -230,9 +230,9 @@ class TestARoom:
         store.stand(THREE, room, 10, 20)
         for holder in holders:
             store.release(THREE, holder)
-        assert store.stand(THREE, room, 10, 20) is None
-        assert store.stand(THREE, room, 20, 30) is None
-        assert store.stand(THREE, room, 30, None) is None
+        assert isinstance(store.stand(THREE, room, 10, 20), Called)
+        assert isinstance(store.stand(THREE, room, 20, 30), Called)
+        assert isinstance(store.stand(THREE, room, 30, None), Called)
         assert permits() == dict.fromkeys((1, 2, 3), "offered")
 
     def test_that_is_asked_twice_calls_once(self, store, take, room, permits):
@@ -247,7 +247,7 @@ class TestARoom:
         self, store, client, room, permits
     ):
         for _ in range(2):
-            assert store.stand(TWO, room, 10, 20) is None
+            assert isinstance(store.stand(TWO, room, 10, 20), Called)
             assert permits() == {1: "offered", 2: "offered"}
             assert client.zcard(keys_of(KEY).line) == 0
 
@@ -260,10 +260,10 @@ class TestARoom:
         store.stand(TWO, earlier, 5, None)
         assert isinstance(store.stand(TWO, room, 10, 20), Conflict)
         client.delete(*names)  # both locks have ended with their leases
-        assert store.stand(TWO, room, 10, 20) is None
+        assert isinstance(store.stand(TWO, room, 10, 20), Called)
         left = client.mget(names), client.zrange(keys_of(KEY).line, 0, -1, withscores=True)
         assert [value[:1] for value in left[0]] == [tokens.OFFERED.encode(), CALLED.encode()]
-        assert store.stand(TWO, room, 10, 20) is None
+        assert isinstance(store.stand(TWO, room, 10, 20), Called)
         assert (client.mget(names), client.zrange(keys_of(KEY).line, 0, -1, withscores=True)) == left
 
     def test_comes_before_who_happens_by(self, store, take, room, permits):
@@ -283,8 +283,8 @@ class TestARoom:
             store.release(TWO, holder)
         assert permits() == {1: "offered"}  # it is out of the line until it has answered
         assert isinstance(acquire(store, TWO, token("c"), 10.0), Conflict)
-        assert store.stand(TWO, room, 10, 20) is None
-        assert store.stand(TWO, room, 20, None) is None
+        assert isinstance(store.stand(TWO, room, 10, 20), Called)
+        assert isinstance(store.stand(TWO, room, 20, None), Called)
 
     def test_is_offered_no_permit_above_its_limit(self, store, take, permits):
         low, high = (tokens.of_room(mint_nonce(), name) for name in ("low", "high"))
@@ -294,9 +294,9 @@ class TestARoom:
         store.release(THREE, holders["c"])
         assert permits()[3] == "offered"
         assert isinstance(store.stand(TWO, low, 10, None), Conflict)
-        assert store.stand(THREE, high, 20, None) is None
+        assert isinstance(store.stand(THREE, high, 20, None), Called)
         store.release(THREE, holders["b"])
-        assert store.stand(TWO, low, 10, None) is None
+        assert isinstance(store.stand(TWO, low, 10, None), Called)
 
     def test_that_leaves_passes_its_offer_on(self, store, take, permits):
         first, second = (tokens.of_room(mint_nonce(), name) for name in ("first", "second"))
@@ -306,7 +306,7 @@ class TestARoom:
         store.stand(TWO, second, 20, None)
         store.release(TWO, holder)
         assert store.leave(TWO, first)
-        assert store.stand(TWO, second, 20, None) is None
+        assert isinstance(store.stand(TWO, second, 20, None), Called)
 
 
 class TestAHolder:

@@ -9,7 +9,7 @@ import pytest
 from celery_redislock import LockUnavailable
 from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.names import channel_of, keys_of
-from celery_redislock.protocol.replies import Conflict, Finished, Granted, info_of
+from celery_redislock.protocol.replies import Called, Conflict, Finished, Granted, info_of
 from celery_redislock.protocol.scripts import Claim, Note
 from celery_redislock.protocol.tokens import CALLED, COOLING, OFFERED, RESERVED, Token, mint_nonce
 from tests.integration.conftest import KEY, ONE
@@ -114,7 +114,7 @@ class TestARelease:
         assert store.give_up(ONE, reserved.nonce, is_to_come=False)
         assert kept() == (OFFERED, mine.owner)
         assert line() == []
-        assert store.stand(ONE, mine, 10, None) is None
+        assert isinstance(store.stand(ONE, mine, 10, None), Called)
         assert isinstance(acquire(store, ONE, running.token, 10, call=mine.owner), Granted)
         store.stand(ONE, mine, 11, None)
         assert store.send(commands.cool_down(ONE, running.token, 10))
@@ -210,14 +210,14 @@ class TestAnAcquire:
 
     def test_that_another_room_has_called_is_refused(self, holder, store, room, kept):
         mine, other = room(), room()
-        assert store.stand(ONE, other, 10, None) is None
+        assert isinstance(store.stand(ONE, other, 10, None), Called)
         assert isinstance(acquire(store, ONE, holder("one").token, 10, call=mine.owner), Conflict)
         assert kept() == (CALLED, other.owner)
 
     def test_of_a_copy_that_finds_its_note_passes_the_key_on(self, holder, store, room, kept, client):
         mine, next_room, copy = room(), room(), holder("copy")
         client.set(copy.note, "")
-        assert store.stand(ONE, mine, 10, None) is None
+        assert isinstance(store.stand(ONE, mine, 10, None), Called)
         client.zadd(LINE, {next_room: 20})
         assert isinstance(acquire(store, ONE, copy.token, 10, copy.note, call=mine.owner), Finished)
         assert kept() == (OFFERED, next_room.owner)
@@ -232,7 +232,7 @@ class TestAnAcquire:
 class TestARoomThatStands:
     def test_takes_a_free_key_for_its_first_waiter_and_stays_for_its_next(self, store, room, line, kept, client):
         mine = room()
-        assert store.stand(ONE, mine, 10, 20) is None
+        assert isinstance(store.stand(ONE, mine, 10, 20), Called)
         assert client.get(KEY) == called(mine, 10)
         assert kept() == (CALLED, mine.owner)
         assert line() == [(mine.owner, 20)]
@@ -242,7 +242,7 @@ class TestARoomThatStands:
         mine = room()
         client.zadd(LINE, {mine: 10})
         client.set(KEY, mine.value, px=500)
-        assert store.stand(ONE, mine, 10, None) is None
+        assert isinstance(store.stand(ONE, mine, 10, None), Called)
         assert line() == []
 
     def test_lets_an_earlier_one_go_first(self, store, room, line, kept, client):
@@ -274,26 +274,26 @@ class TestARoomThatStands:
         for mine, other in permutations((room(), room())):
             client.set(KEY, mine.value, px=1000)
             client.zadd(LINE, {other: 10})
-            assert store.stand(ONE, mine, 10, None) is None
+            assert isinstance(store.stand(ONE, mine, 10, None), Called)
             assert line() == [(other.owner, 10)]
             client.delete(KEY, LINE)
 
     def test_goes_before_a_later_one(self, store, room, line, client):
         mine, later = room(), room()
         client.zadd(LINE, {later: 11})
-        assert store.stand(ONE, mine, 10, None) is None
+        assert isinstance(store.stand(ONE, mine, 10, None), Called)
         assert line() == [(later.owner, 11)]
 
     def test_is_answered_as_before_where_its_command_is_sent_once_more(self, store, room, line, client):
         mine = room()
         for _ in range(2):
-            assert store.stand(ONE, mine, 10, 20) is None
+            assert isinstance(store.stand(ONE, mine, 10, 20), Called)
         assert client.get(KEY) == called(mine, 10)
         assert line() == [(mine.owner, 20)]
 
     def test_calls_no_second_waiter_while_the_first_is_on_its_way(self, store, room, line, client):
         mine = room()
-        assert store.stand(ONE, mine, 10, 20) is None
+        assert isinstance(store.stand(ONE, mine, 10, 20), Called)
         assert isinstance(store.stand(ONE, mine, 20, None), Conflict)
         assert client.get(KEY) == called(mine, 10)
         assert line() == [(mine.owner, 20)]
@@ -325,7 +325,7 @@ class TestARoomThatLeaves:
 
     def test_takes_nothing_from_one_whom_it_has_called(self, store, room, line, kept, client):
         mine, other = room(), room()
-        assert store.stand(ONE, mine, 10, 30) is None
+        assert isinstance(store.stand(ONE, mine, 10, 30), Called)
         client.zadd(LINE, {other: 20})
         assert not store.leave(ONE, mine)
         assert kept() == (CALLED, mine.owner)
@@ -354,7 +354,7 @@ class TestARoomThatLeaves:
 class TestWhoWasCalledAndDoesNotAsk:
     def test_passes_the_key_on(self, store, room, line, kept, client):
         mine, other = room(), room()
-        assert store.stand(ONE, mine, 10, 30) is None
+        assert isinstance(store.stand(ONE, mine, 10, 30), Called)
         client.zadd(LINE, {other: 20})
         assert store.pass_on(ONE, tokens.call(mine, 10).value)
         assert kept() == (OFFERED, other.owner)
@@ -363,7 +363,7 @@ class TestWhoWasCalledAndDoesNotAsk:
     def test_takes_nothing_from_the_next_whom_the_same_room_has_called(self, store, room, kept):
         """As where the first took the key, released it, and only then gave up."""
         mine = room()
-        assert store.stand(ONE, mine, 20, None) is None
+        assert isinstance(store.stand(ONE, mine, 20, None), Called)
         assert not store.pass_on(ONE, tokens.call(mine, 10).value)
         assert kept() == (CALLED, mine.owner)
 

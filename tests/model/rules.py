@@ -26,8 +26,9 @@ PROMISES = (
     Promise.NOT_IDLE,
     Promise.SERVED,
 )
-#: The promises of merged calls, which have a small model of their own.
+#: The promises of merged calls, and that of rates: each has a small model of its own.
 OF_MERGED_CALLS = (Promise.LATEST, Promise.NOT_STALE)
+OF_RATES = (Promise.RATE,)
 #: The excuses that the model needs. A test shows that it needs each of them.
 EXCUSES = (
     Excuse.ACKED_EARLY,

@@ -9,6 +9,8 @@ from inspect import getsource
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from celery_redislock.app import check_lease
 from celery_redislock.errors import LockConfigError
@@ -24,6 +26,7 @@ from celery_redislock.options import (
     check_of_call,
     resolve_options,
     resolve_settings,
+    shares_of,
 )
 from celery_redislock.task.plan import LockAttributes
 
@@ -75,6 +78,7 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         on_outage="retry",
         fence=False,
         limit=1,
+        rate=None,
     )
     assert resolve_settings({}) == LockSettings(
         url=None, client_options={}, prefix="redislock", enabled=True, waiting_limit=20_000
@@ -529,3 +533,68 @@ def test_what_cannot_go_with_merged_calls_is_refused(own: dict[str, Any], told: 
 def test_a_refusal_of_merged_calls_names_the_setting_where_the_app_has_set_it(name: str) -> None:
     values = {"arguments": "latest", "debounce": 5.0, "debounce_max": 4.0}
     assert f"redislock_{name}" in refusal({"scope": "run" if name == "arguments" else "queue"}, **{name: values[name]})
+
+
+RATED: dict[str, Any] = {"args": (), "rate": "100/m"}
+
+
+@pytest.mark.parametrize(
+    ("rate", "shares"),
+    [
+        ("100/m", (50, 30.0)),
+        ("5/h", (5, 3600.0)),
+        ("1/s", (1, 1.0)),
+        ("99/s", (49, 0.5)),
+        ("101/s", (33, 0.334)),
+        ((90, 10), (45, 5.0)),
+        ([1, 0.5], (1, 0.5)),
+        (lambda arguments: "1/s", None),
+    ],
+)
+def test_a_rate_is_kept_by_at_most_fifty_permits(rate: Any, shares: Any) -> None:
+    assert resolve_options("shop.bill", {**RATED, "rate": rate}, {}).rate is rate
+    assert shares_of(rate) == shares
+
+
+@given(st.integers(1, 50_000), st.floats(1.0, 1e6))
+def test_however_grants_fall_there_are_never_more_than_the_rate_and_almost_as_many(number: int, seconds: float) -> None:
+    shares = shares_of((number, seconds))
+    assert shares is not None
+    permits, spent = shares
+    times = math.ceil(number / 50)
+    assert permits <= 50
+    assert permits * times <= number < (permits + 1) * times
+    assert seconds <= spent * times * (1 + 1e-9)
+    assert spent * 1000 == pytest.approx(round(spent * 1000))  # whole milliseconds
+    assert spent - seconds / times <= 0.001 + 1e-9
+
+
+@pytest.mark.parametrize(
+    "rate",
+    [
+        *("0/m", "x", "", "1/d", "-1/s", "1/s ", "1.5/s", "1/", "\u0661/s", "9999999999/s", 100, 100.0, True, {"100/m"}),
+        *((0, 1), (-1, 1), (1.0, 1), (True, 1), (1, 0), (1, -1), (1, True), (1, "1"), (1,), (1, 1, 1), ("1", 1)),
+        *((51, 0.001), (51, 1e-6), (1, math.inf), (1, math.nan), (1, 4e7), (10**400, 1), "60000/s"),
+    ],
+    ids=repr,
+)
+def test_what_is_no_rate_is_refused(rate: Any) -> None:
+    assert "allowed: '100/m' (s, m or h), or (number, seconds)" in refusal({**RATED, "rate": rate})
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"scope": "job"}, {"scope": "queue"}, {"limit": 2}, {"fence": True}, {"cooldown": 1}, {"hold_on_retry": True}],
+    ids=str,
+)
+def test_a_rate_holds_nothing(other: dict[str, Any]) -> None:
+    (option,) = other
+    assert refusal({**RATED, **other}) == (
+        f"shop.bill: lock_rate = '100/m' is not allowed with lock_{option}: it limits how often runs begin, and "
+        "nothing is held while they run"
+    )
+
+
+def test_a_rate_has_no_run_to_join_and_needs_a_key() -> None:
+    assert "lock_on_conflict = 'join': no run holds the key" in refusal({**RATED, "on_conflict": "join"})
+    assert "a key of all arguments: set lock_args or lock_key" in refusal({"rate": lambda arguments: "1/s"})

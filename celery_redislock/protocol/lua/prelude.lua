@@ -5,9 +5,9 @@
 -- the "<state><nonce>" of a minted token, or the whole of any other value.
 
 -- The states of a key: held; held, and a copy of the holder's message was seen; reserved for a message; reserved for one
--- that its publisher has not sent yet; cooling down; offered to the first room in line; kept for the waiter that this
--- room has called.
-local RUNS, SEEN, RESERVED, SENDING, COOLING, OFFERED, CALLED = '>', '&', '~', '^', '=', '?', '!'
+-- that its publisher has not sent yet; cooling down; spent: granted by a rate, and free when its time is over; offered
+-- to the first room in line; kept for the waiter that this room has called.
+local RUNS, SEEN, RESERVED, SENDING, COOLING, SPENT, OFFERED, CALLED = '>', '&', '~', '^', '=', '#', '?', '!'
 local SAME_OWNER = {[SEEN] = RUNS, [SENDING] = RESERVED, [CALLED] = OFFERED}
 local OWNER_LENGTH = 23
 
@@ -205,16 +205,23 @@ local function offer_next(lock, line, number)
 end
 
 -- The reply that says who has the permits `first` to `last`: {tag, milliseconds until one of them is free unless
--- renewed, or -1, server's clock in microseconds, rooms in line, a holder's token, those of other holders ...}.
+-- renewed, or -1, server's clock in microseconds, rooms in line, a holder's token, those of other holders ...}. Of the
+-- permits that are spent, it names the one that is free first.
 local function refused(tag, rooms, names, values, first, last)
-  local tokens, soonest = {}, -1
+  local tokens, soonest, spent = {}, -1, nil
   for number = first, last do
     if values[number] then
       local left = redis.call('PTTL', names[number])
-      soonest = (soonest < 0 or left >= 0 and left < soonest) and left or soonest
-      table.insert(tokens, values[number])
+      local is_next = soonest < 0 or left >= 0 and left < soonest
+      soonest = is_next and left or soonest
+      if state_of(values[number]) ~= SPENT then
+        table.insert(tokens, values[number])
+      elseif is_next or not spent then
+        spent = values[number]
+      end
     end
   end
+  if spent then table.insert(tokens, spent) end
   return {tag, soonest, now(), rooms, unpack(tokens)}
 end
 

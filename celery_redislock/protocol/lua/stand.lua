@@ -11,6 +11,7 @@
 --          waiter cannot start yet
 --
 -- Returns called: the first waiter is called; the key is kept until that waiter acquires it, for a few seconds at most
+--         {called, milliseconds}: the same, if permits are spent; and when to check for the next waiter
 --         {conflict, ...}, as `refused` in the prelude: the key is held by others, or kept for another; the room stands
 --         in line
 --         entered: the room stands in line. Nothing is offered, even if the key is free: this room could not use it,
@@ -22,6 +23,8 @@
 -- calling a waiter, or the waiter is gone when the command arrives, the key is still kept for a few seconds. Then it is
 -- free, and the next acquire, reserve, stand or leave offers it to the first room in line.
 -- The room takes one permit. All other free permits are offered to the rooms in line.
+-- A permit that is spent gets free without a command that could offer it. So the first room in line checks when the next
+-- one does. Each later room checks a second later than the one before it, in case that one is dead.
 
 -- The prelude stands here.
 
@@ -79,4 +82,17 @@ for number, value in ipairs(values) do
     values[number] = offer_next(lock, line, number)
   end
 end
-return mine and 'called' or refused('conflict', 0, names, values, 1, #names)
+local is_rate = false
+for _, value in ipairs(values) do
+  is_rate = is_rate or state_of(value) == SPENT
+end
+if mine and not is_rate then return 'called' end
+values[mine or 0] = called
+local reply = refused('conflict', 0, names, values, 1, #names)
+if not is_rate then return reply end
+local first, checks_in = redis.call('ZRANGE', line, 0, 0)[1], reply[2]
+if mine and first and first ~= room then hint(first, 'in' .. checks_in, lock) end
+checks_in = checks_in + OFFER_MS * (redis.call('ZRANK', line, room) or 0)
+if mine then return {'called', checks_in} end
+reply[2] = checks_in
+return reply

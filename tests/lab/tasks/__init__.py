@@ -27,6 +27,7 @@ from . import (
     own_lock,
     policies,
     pools,
+    rates,
     successors,
     turns,
     unlocked,
@@ -52,6 +53,7 @@ THEMES = (
     pools,
     windows,
     merging,
+    rates,
 )
 
 
