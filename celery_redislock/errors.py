@@ -38,9 +38,9 @@ class LockInfo(NamedTuple):
     state: str = "held"
     """``"held"``: the holder is running. ``"queued"``: the key is reserved for a task that has not started yet.
     ``"sending"``: it is reserved for a task whose publisher is sending the message. ``"cooling"``: the task succeeded,
-    and the key is blocked until its `lock_cooldown` is over. ``"spent"``: as many runs have begun as the
-    `lock_rate` allows; the next one can begin after `ttl`. ``"offered"``: the key is free, and kept for a moment for the
-    first in line."""
+    and the key is blocked until its `lock_cooldown` is over. ``"spent"``: as many runs have begun as the `lock_rate`
+    allows; the next one can begin after `ttl`. ``"offered"``: the key is free, and kept for a moment for the first in
+    line."""
     waiting_processes: int = 0
     """How many processes wait in line for the key. A worker counts as one, however many messages wait in it. Only
     `lock_info` fills this in; elsewhere it is 0."""

@@ -29,7 +29,7 @@ class Demand(NamedTuple):
     """How many holders the lock can have at once, 1 to `MAX_CAPACITY`. An acquire gets no permit with a higher number,
     but a search for a holder goes up to `MAX_CAPACITY`."""
     spent: float = 0.0
-    """With a rate: for how many seconds a permit is spent from its grant. Then it is owned by nobody. 0 without."""
+    """With a rate: for how many seconds a permit is spent from its grant. It has no owner then. 0 without."""
 
     @property
     def line(self) -> str:

@@ -147,7 +147,7 @@ class Keys(keys_of_model.Keys):
         return State(key, queued, {name for name in names if ":note:" in name}, pending, given, newest, merged)
 
     def time_in(self, fields: dict[str, str]) -> Time:
-        if "due" not in fields:
+        if not fields.get("due"):
             return Time.BEGUN
         if fields["expires"]:
             return Time.EXPIRED

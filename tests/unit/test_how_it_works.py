@@ -109,7 +109,8 @@ def test_the_keys_are_those_that_have_a_name() -> None:
 
 
 def test_the_states_are_those_of_the_tokens() -> None:
-    states = [tokens.RUNS, tokens.SEEN, tokens.RESERVED, tokens.SENDING, tokens.COOLING, tokens.OFFERED, tokens.CALLED]
+    held = [tokens.RUNS, tokens.SEEN, tokens.RESERVED, tokens.SENDING]
+    states = [*held, tokens.COOLING, tokens.SPENT, tokens.OFFERED, tokens.CALLED]
     assert quoted(column(section(PAGE, "## The keys").split("**A token**")[1])) == states
 
 

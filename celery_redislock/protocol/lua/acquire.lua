@@ -217,7 +217,7 @@ if calls then
   if calls ~= own then
     grant_calls(line, calls, job)  -- kept, because a copy of the message must be given the same
   end
-  redis.call('HDEL', own, 'due', 'expires')  -- that copy is always due, and does not expire
+  redis.call('HSET', own, 'due', '', 'expires', '')  -- that copy is always due, and does not expire
 end
 redis.call('DEL', before)  -- that attempt has ended: this one has been given all that it was given
 if number ~= '' then

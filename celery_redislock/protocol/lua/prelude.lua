@@ -206,8 +206,8 @@ end
 
 -- The reply that says who has the permits `first` to `last`: {tag, milliseconds until one of them is free unless
 -- renewed, or -1, server's clock in microseconds, rooms in line, a holder's token, those of other holders ...}. Of the
--- permits that are spent, it names the one that is free first.
-local function refused(tag, rooms, names, values, first, last)
+-- permits that are spent, it names the one that is free first. The caller is to check `later` milliseconds after that.
+local function refused(tag, rooms, names, values, first, last, later)
   local tokens, soonest, spent = {}, -1, nil
   for number = first, last do
     if values[number] then
@@ -222,7 +222,7 @@ local function refused(tag, rooms, names, values, first, last)
     end
   end
   if spent then table.insert(tokens, spent) end
-  return {tag, soonest, now(), rooms, unpack(tokens)}
+  return {tag, soonest + (soonest >= 0 and later or 0), now(), rooms, unpack(tokens)}
 end
 
 -- A ticket is a message that stands for several calls. What is kept about them is a hash: the number of the last call,

@@ -87,12 +87,14 @@ for _, value in ipairs(values) do
   is_rate = is_rate or state_of(value) == SPENT
 end
 if mine and not is_rate then return 'called' end
-values[mine or 0] = called
-local reply = refused('conflict', 0, names, values, 1, #names)
-if not is_rate then return reply end
-local first, checks_in = redis.call('ZRANGE', line, 0, 0)[1], reply[2]
-if mine and first and first ~= room then hint(first, 'in' .. checks_in, lock) end
-checks_in = checks_in + OFFER_MS * (redis.call('ZRANK', line, room) or 0)
-if mine then return {'called', checks_in} end
-reply[2] = checks_in
+local rooms, later = is_rate and redis.call('ZRANGE', line, 0, -1) or {}, 0
+for before, other in ipairs(rooms) do
+  if other == room then later = OFFER_MS * (before - 1) end
+end
+if mine then values[mine] = called end
+local reply = refused('conflict', 0, names, values, 1, #names, later)
+if mine then
+  if rooms[1] and rooms[1] ~= room then hint(rooms[1], 'in' .. reply[2] - later, lock) end
+  return {'called', reply[2]}
+end
 return reply
