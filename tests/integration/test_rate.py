@@ -124,4 +124,4 @@ def test_twenty_rooms_send_at_most_two_commands_for_each_grant_and_use_nine_tent
     assert all(abs(place - rank) <= 40 for place, rank in enumerate(ranks, 1)), ranks
     print(f"{counts[0] / counts[1] - 1:.2f} commands of rooms for each grant")
     print(f"{(number - 20) / 40 / (max(grants)[0] - min(grants)[0]):.2f} of the rate")
-    assert keys_of(KEY).line.encode() not in locks.client.keys()
+    assert not locks.client.exists(keys_of(KEY).line)
