@@ -60,6 +60,7 @@ SENT = "renew: GET SETRANGE PEXPIRE"
 BUDGET = {
     "a run": [GRANTED, RELEASED],
     "a run with lock_limit=3": ["acquire: MGET ZRANGE SET", "release: MGET DEL ZRANGE"],
+    "a run with lock_rate": ["acquire: MGET ZRANGE SET"],
     "a duplicate is skipped": [REFUSED],
     "a duplicate raises": [REFUSED],
     "a duplicate waits for its turn, and runs": WAITED,
@@ -98,7 +99,7 @@ BUDGET = {
     "a publish with lock_arguments": ["merge: 5 TIME 3 GET HGET 2 HSET PTTL PEXPIRE SET", SENT],
     "a publish that is merged": ["merge: 4 TIME 3 GET HGET HMGET HSET 2 PTTL PEXPIRE SET"],
     "a run of merged calls": [
-        "acquire: MGET 3 HGET 2 GET 3 TIME 2 HMGET ZRANGE 2 SET 2 DEL RENAME PTTL",
+        "acquire: MGET 3 HGET 2 GET 3 TIME 2 HMGET ZRANGE 2 SET 2 DEL RENAME PTTL HSET",
         "release: GET 2 DEL ZRANGE",
     ],
     "a renewal of 1,000 locks": 2 * ["renew: 500 GET 500 PEXPIRE"],
@@ -287,6 +288,11 @@ def merged_calls(lab: Lab) -> None:
         lab.all_is_free()
 
 
+def a_rate(lab: Lab) -> None:
+    with lab.record("a run with lock_rate"):
+        lab.task("rated").delay("k").get(timeout=20)
+
+
 def options_of_calls(lab: Lab) -> None:
     """They cost no command more than the same options of the task."""
     call, key = lab.task("work").apply_async, lab.key("of a call")
@@ -351,6 +357,7 @@ SCENARIOS = [
     runs_of_what_was_published,
     options_of_calls,
     merged_calls,
+    a_rate,
     publishes,
     renewal,
 ]

@@ -50,7 +50,7 @@ local function options(keys, values)
   return given
 end
 
--- The attempt in the token `value`; nil if the token is not a task's.
+-- The attempt in the token `value`; nil if the token is not a task's, or is spent: no message is a copy of that.
 local function attempt_of(value)
   local attempt = string.match(value, '^[>&~^=?!][%w_-]+ (%S+) ')
   return attempt ~= '*' and attempt or nil
