@@ -21,7 +21,7 @@ def define(app: Celery, ledger: Ledger) -> None:
 
     for name, options in {
         "rated": {"lock_args": (), "lock_rate": "60/s", **late},
-        "rated_by_key": {"lock_args": ["key"], "lock_rate": (1, 2)},
+        "rated_by_key": {"lock_args": ["key"], "lock_rate": (2, 3)},
         "rated_slowly": {"lock_args": ["key"], "lock_rate": "2/m"},
         "rated_skip": {"lock_args": ["key"], "lock_rate": "2/m", "lock_on_conflict": "skip"},
         "rated_raise": {"lock_args": ["key"], "lock_rate": "2/m", "lock_on_conflict": "raise"},
