@@ -30,6 +30,7 @@ class Promise(Enum):
     RESERVED = "A key is reserved for one message, and only while that message may still come"
     ENDS = "Every message that waits can still run, whatever has happened"
     ORDER = "Waiting messages are called in the order of their ranks, and none takes a key that is kept for another"
+    FAIR = "While messages of two groups wait for a key, neither gets more than a turn ahead of its share"
     ONE_CALL = "One offer of a key calls one message"
     NOT_IDLE = "No key is left free while a message waits that could run"
     SERVED = "A free slot goes to a message that waits for a free key before anything else that was fetched"

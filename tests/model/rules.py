@@ -26,9 +26,10 @@ PROMISES = (
     Promise.NOT_IDLE,
     Promise.SERVED,
 )
-#: The promises of merged calls, and that of rates: each has a small model of its own.
+#: The promises of merged calls, of rates and of fair turns: each has a small model of its own.
 OF_MERGED_CALLS = (Promise.LATEST, Promise.NOT_STALE)
 OF_RATES = (Promise.RATE,)
+OF_FAIR_TURNS = (Promise.FAIR,)
 #: The excuses that the model needs. A test shows that it needs each of them.
 EXCUSES = (
     Excuse.ACKED_EARLY,
