@@ -64,6 +64,7 @@ def _is_limit(value: Any) -> bool:
     return type(value) is int and 1 <= value <= MAX_CAPACITY
 
 
+WEIGHT = Rule(1, "a number from 0.1 to 100", lambda v: _is_seconds(v) and 0.1 <= v <= 100)
 LIMIT = Rule(1, f"a whole number from 1 to {MAX_CAPACITY}", _is_limit)
 _RATE, _UNITS = re.compile(r"([0-9]{1,9})/([smh])").fullmatch, {"s": 1, "m": 60, "h": 3600}
 #: The longest time of a rate, in seconds: a year.
@@ -105,10 +106,13 @@ def _is_names(value: Any) -> bool:
     )
 
 
-#: The task options, without the prefix ``lock_``. `KEY_OPTIONS` make the key, and have no app-wide default.
+#: The task options, without the prefix ``lock_``. `KEY_OPTIONS` depend on the task's parameters, and have no app-wide
+#: default.
 KEY_OPTIONS: Mapping[str, Rule] = {
     "args": Rule(None, "a list or tuple of parameter names, or None for all", _is_names),
     "key": Rule(None, "a template, a callable, or None", lambda v: v is None or isinstance(v, str) or callable(v)),
+    "fair": Rule(None, "the name of a parameter, a template, or None", lambda v: v is None or isinstance(v, str)),
+    "weight": Rule(1, f"{WEIGHT.allowed}, or a callable that returns one", lambda v: WEIGHT.accepts(v) or callable(v)),
 }
 OPTIONS: Mapping[str, Rule] = {
     "scope": _choice(get_args(Scope)),
@@ -163,6 +167,8 @@ class LockOptions:
 
     args: tuple[str, ...] | None
     key: str | Callable[[Mapping[str, Any]], str] | None
+    fair: str | None
+    weight: float | Callable[[Mapping[str, Any]], float]
     scope: Scope
     on_conflict: ConflictPolicy
     lease: float
@@ -231,7 +237,7 @@ def resolve_options(
         _check(f"{task}: {prefix}{name}", values[name], rule)
     if values["on_conflict"] is None:  # a duplicate of the same work may be skipped; other work must run
         what_counts = (values["args"], values["key"], values["limit"])
-        is_same_work = what_counts == (None, None, 1) and values["scope"] != "queue"
+        is_same_work = what_counts == (None, None, 1) and values["scope"] != "queue" and values["fair"] is None
         values["on_conflict"] = "skip" if is_same_work else "wait"
     for refusal in _refusals(values, lambda option: name_of(option, own, app_wide, prefix)):
         raise LockConfigError(f"{task}: {refusal}")
@@ -314,6 +320,16 @@ def _refusals(values: Mapping[str, Any], name: Callable[[str], str]) -> Iterator
             yield f"{refused} {name('on_conflict')} = 'join': no run holds the key; allowed: 'wait', 'skip' or 'raise'"
         if (values["args"], values["key"]) == (None, None):
             yield f"{refused} a key of all arguments: set lock_args or lock_key; lock_args=() is the whole task"
+    if values["fair"] is not None:
+        refused = f"{name('fair')} = {values['fair']!r} is not allowed with"
+        if scope != "run":
+            yield f"{refused} {of_scope}, where only one message may wait; allowed: 'run'"
+        if values["rate"] is not None:
+            yield f"{refused} {name('rate')}: a rate has no holders that groups could take turns with"
+        if policy != "wait":
+            yield f"{refused} {name('on_conflict')} = {policy!r}: groups take turns in line; allowed: 'wait'"
+    elif values["weight"] != 1:
+        yield f"{name('weight')} is not allowed without groups: it says how large a group's share is; set lock_fair"
     if limit != 1:
         refused = f"{name('limit')} = {limit if isinstance(limit, int) else 'a callable'} is not allowed with"
         if scope != "run":

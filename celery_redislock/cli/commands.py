@@ -24,7 +24,7 @@ from .release import release
 from .rows import Row, Total, oldest_first, prometheus, table, totals
 from .sentences import counted, duration
 from .why import Why
-from .workers import Counts, Workers
+from .workers import Counts, Workers, groups_of
 
 #: The most rows that `watch` draws: more than a terminal shows.
 SHOWN = 200
@@ -127,11 +127,16 @@ def _line(workers: Workers, counts: Counts, rows: list[Row]) -> Iterator[str]:
     found = ([messages] if inside else []) + ([_outside(len(row.outside))] if row.outside else [])
     yield f"Waiting: {', and '.join(found)}." if found else "Nothing waits for it."
     answers = workers.ask("redislock_waiting", {"key": row.part.lock}, to=sorted(inside)) if inside else {}
-    waiting = sorted((one["rank"], worker, one) for worker, all_of_it in answers.items() for one in all_of_it)
-    for number, (_, worker, one) in enumerate(waiting[:10], 1):
+    told = ((worker, one) for worker, all_of_it in answers.items() for one in all_of_it)
+    waiting = sorted(told, key=lambda one: one[1]["rank"])
+    for number, (worker, one) in enumerate(waiting[:10], 1):
         yield f"  {number}. task {shown(str(one['id']))}, for {duration(one['waited'])} in worker {worker}"
     if len(waiting) > 10:
         yield f"  and {len(waiting) - 10} more"
+    if groups := groups_of(one for _, one in waiting):
+        yield f"Groups that take turns, the next one first: {len(groups)}."
+        for group, number in [*groups.items()][:10]:
+            yield f"  {shown(group)}: {counted(number, 'message')}"
 
 
 @locks.command(cls=CeleryCommand)

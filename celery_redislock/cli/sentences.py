@@ -20,6 +20,7 @@ class Say(Enum):
     # The message waits in a worker.
     WAITS = "Task {task} WAITS in line for {lock} in worker {worker}, for {waited} so far."
     AHEAD = "{before} ahead of it; {messages} in line in the {workers} that answered."
+    TURN = "Its group {group} has {messages} in line, and takes turns with {others} (lock_fair). Its rank is {rank}."
     NEXT = (
         "{free} is free, and the worker has a process for it: it starts within seconds, unless an earlier message waits"
         " in a worker that did not answer. If the key was deleted by hand or lost, it starts within a minute."

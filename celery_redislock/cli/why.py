@@ -21,7 +21,7 @@ from .console import Nothing
 from .locks import Locks, scope_of, silent
 from .rows import Row
 from .sentences import Say, counted, duration, moment
-from .workers import Workers, patiently, redelivery
+from .workers import Workers, groups_of, patiently, redelivery
 
 #: What a key with the task's token says about the task, by the key's state.
 _TELLS = {"held": Say.HOLDS_SOMEWHERE, "queued": Say.QUEUED, "sending": Say.SENDING, "cooling": Say.COOLS}
@@ -221,6 +221,10 @@ class Why:
             ahead = f"{counted(before, 'message')} {'is' if before == 1 else 'are'}" if before else "No message is"
             workers, messages = counted(len(answers), "worker"), counted(len(line), "message")
             yield Said(Say.AHEAD(before=ahead, messages=messages, workers=workers))
+        if group := what.get("group"):
+            groups = groups_of(one for found in answers.values() for one in found)
+            own, others = counted(groups[group], "message"), counted(len(groups.keys() - {group}), "other group")
+            yield Said(Say.TURN(group=group, messages=own, others=others, rank=what["rank"]))
 
     def _why_not(self, what: Mapping[str, Any], free: str, before: int) -> str:
         """Why a message waits although its key is free."""

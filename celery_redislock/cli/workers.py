@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
@@ -101,6 +101,11 @@ def redelivery(app: Celery) -> str:
     seconds = options.get("visibility_timeout") or getattr(transport.Channel, "visibility_timeout", None)
     when = f"{duration(seconds)} after the dead one received it (visibility_timeout)" if seconds else "later"
     return f"the broker gives the message to another worker {when}"
+
+
+def groups_of(waiting: Iterable[Mapping[str, Any]]) -> Counter[str]:
+    """How many of the messages that workers described are of each group, in the order of these messages."""
+    return Counter(str(one["group"]) for one in waiting if one.get("group"))
 
 
 class Waits(NamedTuple):

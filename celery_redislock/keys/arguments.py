@@ -99,10 +99,10 @@ def digest(text: str) -> str:
     return sha256(f"{FORMAT_VERSION}:{text}".encode()).hexdigest()[:32]
 
 
-def template_namer(task: str, parameters: Sequence[str], template: str) -> Namer:
+def template_namer(task: str, parameters: Sequence[str], template: str, option: str = "lock_key") -> Namer:
     """Return a function that makes a name by filling arguments into `template`. Such a name is readable in Redis."""
-    parts = parse_template(task, template)
-    check_parameters(task, "lock_key", [field for _, field in parts if field], parameters)
+    parts = parse_template(task, template, option)
+    check_parameters(task, option, [field for _, field in parts if field], parameters)
     # Escape values so that none contains the separator after its field, or ':', the usual separator in keys. Otherwise
     # two different calls could make the same name.
     separators = "".join(_separator(literal) or "" for literal, field in parts[1:] if field)
@@ -113,9 +113,9 @@ def template_namer(task: str, parameters: Sequence[str], template: str) -> Namer
         for literal, field in parts:
             made.append(literal)
             if field:
-                made.append(printable(_template_value(task, field, arguments[field]), unsafe))
+                made.append(printable(_template_value(task, option, field, arguments[field]), unsafe))
         if not any(made):
-            raise LockKeyError(f"{task}: lock_key makes an empty name from these arguments")
+            raise LockKeyError(f"{task}: {option} makes an empty name from these arguments")
         return "".join(made)
 
     return name
@@ -126,7 +126,7 @@ def _separator(literal: str) -> str | None:
     return next((c for c in literal if c not in "%0123456789ABCDEF"), None)
 
 
-def parse_template(task: str, template: str) -> list[tuple[str, str]]:
+def parse_template(task: str, template: str, option: str = "lock_key") -> list[tuple[str, str]]:
     """Return the parts of a template: pairs of literal text and the field after it. The last field is ``""``.
 
     ``"stock:{sku}"`` gives ``[("stock:", "sku"), ("", "")]``.
@@ -135,7 +135,7 @@ def parse_template(task: str, template: str) -> list[tuple[str, str]]:
         LockConfigError: There is something other than a plain parameter name in braces, two fields have no separator
             between them, or the template is empty.
     """
-    refused = f"{task}: lock_key = {template!r}"
+    refused = f"{task}: {option} = {template!r}"
     found = re.split(r"\{(\w+)\}", template)
     literals, fields = found[::2], found[1::2]
     # A brace in what is left belongs to no plain field, and would end the hash tag around the name.
@@ -148,7 +148,7 @@ def parse_template(task: str, template: str) -> list[tuple[str, str]]:
     return [*zip(literals, [*fields, ""], strict=True)]
 
 
-def _template_value(task: str, parameter: str, value: Any) -> str:
+def _template_value(task: str, option: str, parameter: str, value: Any) -> str:
     """Return the text of `value` in a template's field: the same before and after Celery's JSON."""
     if isinstance(value, str):
         return str.__str__(value)
@@ -157,8 +157,8 @@ def _template_value(task: str, parameter: str, value: Any) -> str:
     if isinstance(value, UUID) or (isinstance(value, date) and not isinstance(value, datetime)):
         return str(value)
     raise LockKeyError(
-        f"{task}: parameter {parameter!r} is a {type(value).__name__}; a lock_key template takes str, int, UUID and "
-        "date; for other types, use a callable lock_key"
+        f"{task}: parameter {parameter!r} is a {type(value).__name__}; a {option} template takes str, int, UUID and "
+        f"date; for other types, {'use a callable lock_key' if option == 'lock_key' else 'name the parameter alone'}"
     )
 
 

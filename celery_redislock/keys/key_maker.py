@@ -31,6 +31,8 @@ Binder = Callable[[Sequence[Any], Mapping[str, Any]], dict[str, Any]]
 #: A name of this many characters or more is cut to exactly this length, and then ends with a digest of the whole
 #: name. Every other name is shorter, so none equals a cut one.
 MAX_NAME = 200
+#: The length of a group's digest, in hexadecimal digits.
+DIGEST = 16
 _STARS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -61,6 +63,8 @@ class KeyMaker:
             raise LockConfigError(f"{task}: lock_key and lock_args are both set; set one of them")
         self._task = task
         self._signature = signature
+        #: The parameters that make up the name; None if `lock_key` is a callable, which may use any.
+        self._fields: frozenset[str] | None = None
         #: Maps the arguments of a call to parameters, with defaults applied. Raises TypeError if they do not fit.
         self.bind = binder(task, signature)
         parameters = tuple(signature.parameters)
@@ -69,12 +73,13 @@ class KeyMaker:
         if lock_key is None:
             chosen = parameters if lock_args is None else tuple(lock_args)
             self._namer = _digest_namer(task, parameters, chosen, remedy)
-            self._needed = None if lock_args is None else frozenset(chosen)
+            self._fields = frozenset(chosen)
+            self._needed = None if lock_args is None else self._fields
         elif callable(lock_key):
             self._namer = _callable_namer(task, lock_key)
         else:
             self._namer = template_namer(task, parameters, lock_key)
-            self._needed = frozenset(field for _, field in parse_template(task, lock_key) if field)
+            self._needed = self._fields = frozenset(field for _, field in parse_template(task, lock_key) if field)
 
     def completed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """Complete a call without changing its name: missing arguments that are not in the name become None.
@@ -112,8 +117,36 @@ class KeyMaker:
         Raises:
             LockKeyError: They cannot be made into a name.
         """
-        name = self._namer(arguments)
-        return name if len(name) < MAX_NAME else f"{name[: MAX_NAME - 33]}:{digest(name)}"
+        return _shortened(self._namer(arguments))
+
+    def groups(self, lock_fair: str) -> Namer:
+        """Return a function that names the group of a call: by a digest for a parameter, or in words for a template.
+
+        Equal arguments make the same group in all tasks.
+
+        Raises:
+            LockConfigError: `lock_fair` names no parameter, is malformed, or all calls with one key are of one group.
+        """
+        task, parameters = self._task, tuple(self._signature.parameters)
+        is_template = not lock_fair.isidentifier()
+        parts = parse_template(task, lock_fair, "lock_fair") if is_template else [("", lock_fair)]
+        fields = [field for _, field in parts if field]
+        check_parameters(task, "lock_fair", fields, parameters)
+        if not fields:
+            raise LockConfigError(
+                f"{task}: lock_fair = {lock_fair!r} names no parameter: put one between braces, as in "
+                '"region:{customer}"'
+            )
+        if self._fields is not None and self._fields.issuperset(fields):
+            raise LockConfigError(
+                f"{task}: lock_fair = {lock_fair!r} is not allowed with a key that has the same arguments: all calls "
+                "with one key are of one group; set lock_args or lock_key to what the groups share"
+            )
+        if is_template:
+            namer = template_namer(task, parameters, lock_fair, "lock_fair")
+            return lambda arguments: _shortened(namer(arguments))
+        remedy = "group by another parameter"
+        return lambda arguments: digest(encode(_wired(task, "a group", lock_fair, arguments, remedy)))[:DIGEST]
 
 
 def binder(task: str, signature: inspect.Signature) -> Binder:
@@ -157,19 +190,25 @@ def _digest_namer(task: str, parameters: Sequence[str], chosen: Sequence[str], r
         return lambda arguments: only
 
     def name(arguments: Arguments) -> str:
-        shaped = {}
-        for parameter in chosen:
-            try:
-                shaped[parameter] = wire(arguments[parameter])
-            except Exception:  # noqa: BLE001 - a type's own __json__ may raise anything; the message may show the value
-                kind = type(arguments[parameter]).__name__
-                raise LockKeyError(
-                    f"{task}: parameter {parameter!r} cannot be part of a lock key: its {kind} cannot be encoded as "
-                    f"JSON; {remedy}"
-                ) from None
+        shaped = {one: _wired(task, "part of a lock key", one, arguments, remedy) for one in chosen}
         return f"{task}:{digest(encode(shaped))}"
 
     return name
+
+
+def _wired(task: str, what: str, parameter: str, arguments: Arguments, remedy: str) -> Any:
+    """Return an argument in wire shape. The error does not show it."""
+    try:
+        return wire(arguments[parameter])
+    except Exception:  # noqa: BLE001 - a type's own __json__ may raise anything; the message may show the value
+        kind = type(arguments[parameter]).__name__
+        raise LockKeyError(
+            f"{task}: parameter {parameter!r} cannot be {what}: its {kind} cannot be encoded as JSON; {remedy}"
+        ) from None
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) < MAX_NAME else f"{name[: MAX_NAME - 33]}:{digest(name)}"
 
 
 def _callable_namer(task: str, lock_key: Callable[[Arguments], str]) -> Namer:

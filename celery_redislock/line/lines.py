@@ -68,6 +68,12 @@ class Ordered(Generic[T]):
         """The place of `item`; infinite if it is not here."""
         return self._entries[item][0] if item in self._entries else math.inf
 
+    def around(self, item: T) -> tuple[Iterator[T], Iterator[T]]:
+        """The items before and after `item`, those next to it first."""
+        at = bisect_left(self._sorted, self._entries[item])
+        before, after = range(at - 1, -1, -1), range(at + 1, len(self))
+        return (self._sorted[one][-1] for one in before), (self._sorted[one][-1] for one in after)
+
     def before(self, place: Any) -> list[T]:
         """The items whose places are below `place`, in order."""
         return [item for *_, item in self._sorted[: bisect_left(self._sorted, (place,))]]
@@ -75,6 +81,11 @@ class Ordered(Generic[T]):
     def first(self, count: int) -> list[T]:
         """The first `count` items, or fewer."""
         return [item for *_, item in self._sorted[:count]]
+
+    @property
+    def last(self) -> T:
+        """The last item."""
+        return self._sorted[-1][-1]
 
     @property
     def lowest(self) -> Any:
@@ -103,6 +114,8 @@ class Line:
         self.rank = rank
         self.waiters: Ordered[Waiter] = Ordered()
         self.watching: dict[Waiter, None] = {}
+        #: The waiters of each group, by when they were published.
+        self._groups: dict[str, Ordered[Waiter]] = {}
         self.aside: Ordered[Line] | None = None
         self.has_declined = False
         self.refreshed = -math.inf
@@ -121,16 +134,36 @@ class Line:
         It must be if the waiter is the first, if the room has no rank in line, or if the waiter watches: what it
         watches for may have happened already.
         """
-        self.waiters.put(waiter, waiter.rank)
+        self.waiters.put(waiter, (waiter.rank, waiter.published))
+        if waiter.demand.share is not None:
+            self._put_in_group(waiter, waiter.demand.share.digest)
         if waiter.watches:
             self.watching[waiter] = None
             self._watched_since = time.monotonic()
         return waiter.watches or self.rank is None or self.first is waiter
 
+    def _put_in_group(self, waiter: Waiter, group: str) -> None:
+        """Give the oldest of a group's waiters the group's first turn: the server ranks them as they have asked."""
+        mine = self._groups.setdefault(group, Ordered())
+        mine.put(waiter, waiter.published)
+        before, after = mine.around(waiter)
+        older = [*itertools.takewhile(lambda one: one.rank > waiter.rank, before)]
+        newer = [*itertools.takewhile(lambda one: one.rank < waiter.rank, after)]
+        moved = [*reversed(older), waiter, *newer]
+        for one, rank in zip(moved, sorted(one.rank for one in moved), strict=True):
+            if one.rank != rank:
+                one.rank = rank  # type: ignore[misc] # each subclass has a slot or a dict for it
+                self.waiters.put(one, (rank, one.published))
+
     def discard(self, waiter: Waiter) -> None:
         """Remove `waiter` if it is here."""
         self.waiters.discard(waiter)
         self.watching.pop(waiter, None)
+        share = waiter.demand.share
+        if share is not None and share.digest in self._groups:
+            self._groups[share.digest].discard(waiter)
+            if not self._groups[share.digest]:
+                del self._groups[share.digest]
 
     def call(self, waiter: Waiter) -> None:
         """Record that `waiter` was called just now."""

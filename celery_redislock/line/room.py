@@ -111,6 +111,10 @@ class Room:
         self._post(partial(self._lines.soon, line))
         return line in self._lines.by_name
 
+    def make_room(self, line: str) -> None:
+        """Displace the last waiter in `line`, if it may be displaced."""
+        self._post(partial(self._displace, line))
+
     def call_of(self, waiter: Waiter) -> bytes:
         """What the key of `waiter` holds from its call until the waiter acquires the key."""
         return tokens.call(tokens.for_capacity(self.token, waiter.demand.capacity), waiter.rank, waiter.number).value
@@ -208,6 +212,13 @@ class Room:
     def _forget(self, waiter: Waiter) -> None:
         self._lines.remove(waiter)
         self._lines.soon(waiter.line)
+
+    def _displace(self, name: str) -> None:
+        line = self._lines.by_name.get(name)
+        last = line.waiters.last if line and line.waiters else None
+        if last is not None and last.may_be_displaced and self._take_out(last):
+            self._lines.soon(name)
+            last.displaced()
 
     def _take_out(self, waiter: Waiter) -> bool:
         """Remove `waiter`; return False if it has left meanwhile."""

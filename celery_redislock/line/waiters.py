@@ -19,7 +19,8 @@ class Waiter(ABC):
 
     Attributes:
         demand: What the waiter waits for.
-        rank: The waiter's rank in line: microseconds since the epoch, by the server's clock.
+        rank: The waiter's rank in line: microseconds since the epoch, by the server's clock; or the virtual time of its
+            group's turn.
         number: Tells waiters of one room with the same rank apart; 0 before the waiter has entered.
         deadline: When the waiter stops waiting, by `time.monotonic()`.
         is_asleep: Whether the waiter stands in no line, but only waits for its deadline.
@@ -53,6 +54,16 @@ class Waiter(ABC):
         """The waiter's line. Waiters in one room share a line if they want the same key with the same capacity."""
         return self.demand.line
 
+    @property
+    def published(self) -> int:
+        """When the waiter was published or began to wait, in microseconds since the epoch."""
+        return self.rank
+
+    @property
+    def may_be_displaced(self) -> bool:
+        """Whether the waiter makes room for others if it is the last in its line."""
+        return False
+
     def is_ready(self) -> bool:
         """Whether there is a slot for the waiter now."""
         return True
@@ -77,6 +88,10 @@ class Waiter(ABC):
             called: Whether the waiter's turn has come. The key is then kept for the waiter for a few seconds. If False,
                 the waiter's deadline has passed, or it need not wait any longer.
         """
+
+    def displaced(self) -> None:
+        """The room is full, and the waiter is the last in its line: wait elsewhere."""
+        raise NotImplementedError  # pragma: no cover - only messages may be displaced
 
     def unavailable(self, error: LockUnavailable) -> None:  # noqa: B027 - most waiters just keep waiting
         """The server did not answer the room. The waiter stays in line unless it leaves."""

@@ -112,7 +112,7 @@ class LockServer:
         if running_loop() is not None:
             raise _would_stop_the_loop(conflict.info(held.key))
         end = math.inf if timeout is None else time.monotonic() + timeout
-        rank = conflict.now or time.time_ns() // 1000
+        rank = conflict.rank or conflict.now or time.time_ns() // 1000
         while conflict is not None:
             caller = BlockedCaller(held.demand, rank, poll)
             self.room.enter(caller)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Self
 
 from celery_redislock.options import allowed_of_call
+from celery_redislock.protocol.names import FIRST_TURN
 from celery_redislock.protocol.tokens import is_nonce, is_publish
 
 _random = random.SystemRandom()
@@ -54,7 +55,7 @@ class Header(NamedTuple):
     """When the message was published or, with a countdown or an eta, is due, in microseconds since the epoch, by the
     clock of its publisher's host; 0 if unknown."""
     rank: int = 0
-    """The message's rank in the line for its key, from `rank_at`; 0 before it has waited."""
+    """The message's rank in the line for its key, from `rank_at` or the lock server; 0 before it has waited."""
     republished: bool = False
     """A worker published the message again, or tried to. This stays set: a copy of the message may arrive late."""
     died: int = 0
@@ -111,7 +112,7 @@ class Header(NamedTuple):
             now: The lock server's time. Clocks differ between hosts, so a publish time outside the hour before `now`
                 is moved to the nearer end of that hour. All times are in microseconds since the epoch.
         """
-        if self.rank:
+        if 0 < self.rank < FIRST_TURN:
             return min(self.rank, now)
         return min(max(self.published, now - LONGEST_AHEAD), now) if self.published else now
 

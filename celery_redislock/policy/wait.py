@@ -91,7 +91,7 @@ def wait(message: Facts, holder: LockInfo, options: LockOptions) -> Skip | Fail 
 def _end(message: Message, holder: LockInfo, conflict: Conflict, policy: str, reason: Reason, **changes: Any) -> None:
     """See `Wait.end`. The `changes` of the message's header are as for `Message.wait`."""
     error = LockConflict(holder.key, holder)
-    rank = message.header.rank_at(conflict.now or time.time_ns() // 1000)
+    rank = conflict.rank or message.header.rank_at(conflict.now or time.time_ns() // 1000)
     header = None if conflict.cannot_wait else message.wait(rank=rank, **changes)
     if header is not None:
         message.tell(holder, f"waiting in line ({policy})")

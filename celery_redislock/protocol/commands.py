@@ -49,6 +49,9 @@ def acquire(
         options, values = f"{options}M", (*values, str(numbered.number or ""))
         if numbered.body is not None:
             options, values = f"{options}L", (*values, numbered.body)
+    if demand.share is not None:
+        _, digest, turn, rank = demand.share
+        options, values = f"{options}FHY", (*values, digest, str(turn), str(rank or ""))
     return Command(scripts.ACQUIRE, keys, (options, *values))
 
 

@@ -8,6 +8,8 @@ from typing import NamedTuple, Self
 
 #: The most holders that a lock can have at once, as in lua/prelude.lua.
 MAX_CAPACITY = 50
+#: Ranks from this one on are virtual times, which lua/acquire.lua gives out. All others are times of the clock.
+FIRST_TURN = 2**52
 #: NOTE separates the lock's key from an attempt, GONE from a claim, WINDOW from a task, GIVEN from a job, MERGED from a
 #: publish.
 NOTE, GONE, WINDOW, GIVEN, MERGED = ":note:", ":gone:", ":window:", ":args:", ":merged:"
@@ -16,8 +18,21 @@ ALL_ROOMS = "all"
 #: The longest key, in characters, that a room accepts in a hint about a line where it has no waiter.
 LONGEST_KEY = 10_000
 _CAPACITIES = frozenset(map(str, range(1, MAX_CAPACITY + 1)))
-_KINDS = rf":queued|:pending|:newest|:line|:fence|:permit:\d+|{GIVEN}.*|{MERGED}.*|{WINDOW}.*|{NOTE}.*|{GONE}.*"
+_KINDS = rf":queued|:pending|:fair|:newest|:line|:fence|:permit:\d+|{GIVEN}.*|{MERGED}.*|{WINDOW}.*|{NOTE}.*|{GONE}.*"
 _PART = re.compile(rf"(?P<stem>.*\}})(?P<kind>{_KINDS})", re.DOTALL).fullmatch
+
+
+class Share(NamedTuple):
+    """What a run that has to wait is entitled to, if the groups that wait for its key take turns."""
+
+    group: str
+    """The run's group, as the command line shows it."""
+    digest: str
+    """The group as Redis knows it."""
+    turn: int
+    """How long a turn of the group is, in microseconds of virtual time."""
+    rank: int = 0
+    """The rank that the run's message has been given; 0 if it has none."""
 
 
 class Demand(NamedTuple):
@@ -30,6 +45,8 @@ class Demand(NamedTuple):
     but a search for a holder goes up to `MAX_CAPACITY`."""
     spent: float = 0.0
     """With a rate: for how many seconds a permit is spent from its grant. It has no owner then. 0 without."""
+    share: Share | None = None
+    """None if waiters go by time."""
 
     @property
     def line(self) -> str:

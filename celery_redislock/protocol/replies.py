@@ -54,6 +54,8 @@ class Conflict(NamedTuple):
     cannot_wait: bool = False
     """Whether the holder is another delivery of the caller's message, with a permit. In line, the caller would be
     called for every other permit that becomes free, and refused each time."""
+    rank: int = 0
+    """The rank with which the caller waits; 0 if that goes by time."""
 
     @classmethod
     def of(cls, reply: Reply) -> Self:
@@ -62,7 +64,8 @@ class Conflict(NamedTuple):
         # Actual holders first, then the tokens of rooms and waiters that the key is kept for.
         holders = [*map(Token.of, values)]
         holder, *others = sorted(holders, key=lambda one: one.state == "offered") if len(holders) > 1 else holders
-        return cls(holder, ttl / 1000 if ttl >= 0 else None, now, waiting, tuple(others), tag == Tag.COPY)
+        rank, waiting = (waiting, 0) if tag == Tag.RANKED else (0, waiting)
+        return cls(holder, ttl / 1000 if ttl >= 0 else None, now, waiting, tuple(others), tag == Tag.COPY, rank)
 
     @property
     def holders(self) -> tuple[Token, ...]:

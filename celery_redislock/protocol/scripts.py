@@ -52,6 +52,7 @@ class Tag(bytes, Enum):
     GRANTED = b"granted"
     FINISHED = b"finished"
     CONFLICT = b"conflict"
+    RANKED = b"ranked"
     COPY = b"copy"
     DUE = b"due"
     EXPIRED = b"expired"

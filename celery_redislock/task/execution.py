@@ -99,7 +99,8 @@ class Execution:
             TypeError: The arguments do not fit the signature.
             LockKeyError: No key can be made from the arguments.
         """
-        options, demand = self.message.options, self.plan.demand(args, kwargs)
+        options = self.message.options
+        demand = self.plan.demand_of_run(args, kwargs, self.message.header.rank)
         self.message.demand = demand
         claim = None if self.message.header.claim is None else self._claim(demand, self.message.header.claim)
         hold = Hold(demand, self._mint(), claim, self.message.delivery.call)

@@ -27,13 +27,15 @@ from celery_redislock.app import (
     settings_of,
 )
 from celery_redislock.errors import LockConfigError, LockKeyError
-from celery_redislock.keys.key_maker import KeyMaker, blame
+from celery_redislock.keys.arguments import digest
+from celery_redislock.keys.key_maker import DIGEST, KeyMaker, blame
 from celery_redislock.message.calls import check_serializer
 from celery_redislock.message.header import Header, Reservation
 from celery_redislock.message.republish import Broker
 from celery_redislock.options import (
     LIMIT,
     RATE,
+    WEIGHT,
     Arguments,
     ConflictPolicy,
     LockOptions,
@@ -48,11 +50,14 @@ from celery_redislock.options import (
 )
 from celery_redislock.policy import may_be_handed_a_key
 from celery_redislock.protocol import tokens
-from celery_redislock.protocol.names import MAX_CAPACITY, Demand, keys_of, redis_key
+from celery_redislock.protocol.names import FIRST_TURN, MAX_CAPACITY, Demand, Share, keys_of, redis_key
 from celery_redislock.protocol.tokens import Attempt
 
 #: For how many combinations of a call's own options a plan keeps the resolved options.
 _CALLS_KEPT = 64
+#: How long a turn of a group with the weight 1 is, in microseconds of virtual time. Short, so that virtual time passes
+#: more slowly than the clock, by which new books begin. Long enough for weights, because a turn is a whole number.
+TURN = 1000
 
 
 class LockPlan:
@@ -96,6 +101,7 @@ class LockPlan:
             check_serializer(task, serializer)
         self.keys = KeyMaker(task, _signature(body, is_method), options.args, options.key)
         self.has_one_permit = options.limit == 1 and options.rate is None
+        self._group_of = None if options.fair is None else self.keys.groups(options.fair)
         self.waiting_limit = settings.waiting_limit
         self._prefix = keyprefix_of(app) + settings.prefix
         self._origins: dict[str | None, str] = {}
@@ -177,6 +183,19 @@ class LockPlan:
             return Demand(key, self._computed("limit", LIMIT, arguments))
         return Demand(key, *shares_of(self._computed("rate", RATE, arguments)) or ())
 
+    def demand_of_run(self, args: Sequence[Any], kwargs: Mapping[str, Any], rank: int) -> Demand:
+        """What a run with these arguments asks for. Its message has this `rank`; 0 if it has none.
+
+        Raises:
+            TypeError, LockKeyError: As in `demand`; or no group, or no weight, can be made from the arguments.
+        """
+        demand = self.demand(args, kwargs)
+        if self._group_of is None:
+            return demand
+        arguments = self.keys.bind(args, kwargs)
+        group, turn = self._group_of(arguments), round(TURN / self._computed("weight", WEIGHT, arguments))
+        return demand._replace(share=Share(group, digest(group)[:DIGEST], turn, rank if rank >= FIRST_TURN else 0))
+
     def in_any_permit(self, key: str) -> Demand:
         """`key` with the highest possible capacity, so that a holder is found whatever permit it has.
 
@@ -198,7 +217,8 @@ class LockPlan:
         except Exception as error:
             raise LockKeyError(f"{self.task}: lock_{option} raised {blame(error)}") from error
         if not rule.accepts(made):
-            shown = made if type(made) is int else f"a {type(made).__name__}"
+            is_number = type(made) is int or (type(made) is float and rule is WEIGHT)
+            shown = made if is_number else f"a {type(made).__name__}"
             raise LockKeyError(f"{self.task}: lock_{option} must return {rule.allowed}, not {shown}")
         return made
 
@@ -301,6 +321,15 @@ class LockAttributes:
     """How many runs with one key may begin in a time, over all workers: ``"100/m"`` (s, m or h); ``(90, 10)``, which
     is 90 in ten seconds; or a callable that takes the bound arguments and returns one of these. Nothing is held while
     they run. None, the default: any number. See docs/concurrency-limits.md."""
+
+    lock_fair: str | None
+    """The groups that take turns while they wait for the key: the name of a parameter, such as ``"customer"``; or a
+    template, ``"{region}:{customer}"``, which makes the groups readable in ``celery locks``. None, the default: the
+    oldest message goes first. See docs/fair-turns.md."""
+
+    lock_weight: float | Callable[[Mapping[str, Any]], float]
+    """With `lock_fair`: how many turns a group gets for one turn of a group with the weight 1. 0.1 to 100, or a
+    callable that takes the bound arguments and returns that number. 1 by default."""
 
     lock_fence: bool
     """Hand out a fencing number, ``self.lock.fence``. False by default. See docs/fencing.md."""

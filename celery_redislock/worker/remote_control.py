@@ -73,7 +73,8 @@ def redislock_waiting(state: Any, key: str | None = None, **_: Any) -> list[dict
 
     Returns:
         For each: its ``id``, the ``name`` of its task, its ``lock``, how long it has ``waited`` in seconds, and its
-        ``rank``: when it was published, in microseconds since the epoch.
+        ``rank``: when it was published, in microseconds since the epoch; or with `lock_fair`, the virtual time of its
+        group's turn, and the ``group``.
     """
     return [one.to_json for one in _waiting_in(state) if key in {None, one.key}]
 
@@ -137,8 +138,8 @@ def redislock_counts(state: Any, **_: Any) -> dict[str, Any]:
     """How many messages wait in a worker, and how many of its runs have found their key held.
 
     Returns:
-        ``lines``: for each lock and task, the key, the task's name, how many wait, and the rank of the first: when it
-        was published, in microseconds since the epoch. A message that sleeps does not wait. Callers of a `Lock` in this
+        ``lines``: for each lock and task, the key, the task's name, how many wait, and when the first was published or
+        began to wait, in microseconds since the epoch. A message that sleeps does not wait. Callers of a `Lock` in this
         process count too, under an empty name. ``rooms``: the names under which this process is in line in Redis.
         ``conflicts``: the number of conflicts since the worker started.
     """
@@ -146,8 +147,8 @@ def redislock_counts(state: Any, **_: Any) -> dict[str, Any]:
     rooms = [] if room is None else room.rooms
     found: dict[tuple[str, str], list[int]] = {}
     for waiter in (one for room in rooms for one in room.waiting() if not one.is_asleep):
-        found.setdefault((waiter.key, waiter.group), []).append(waiter.rank)
-    lines = [(key, task, len(ranks), min(ranks)) for (key, task), ranks in found.items()]
+        found.setdefault((waiter.key, waiter.group), []).append(waiter.published)
+    lines = [(key, task, len(begins), min(begins)) for (key, task), begins in found.items()]
     return {"lines": lines, "rooms": [room.token.nonce for room in rooms], "conflicts": RUN_COUNTS.conflicts}
 
 

@@ -54,6 +54,8 @@ class LockedRequest(Request):
     _is_held_back = False
     #: Whether the message may still be published again when it can no longer wait in this worker.
     may_leave = True
+    #: For how many seconds the message is delayed when it is published again.
+    leaves_for = 0.0
     #: What the child needs to know about this delivery of the message.
     delivery: Delivery
     #: What a child is given to run; None if locks are switched off.

@@ -99,11 +99,12 @@ def _publish(request: Request, producer: Any) -> bool:
     context = context_of(request)
     hide_headers(context)
     delivery = request.delivery  # type: ignore[attr-defined] # it is a `LockedRequest`
+    pause, request.leaves_for = request.leaves_for, 0.0  # type: ignore[attr-defined] # as above
     header = Header.read(request.request_dict[HEADER])._replace(republished=True)
     request.request_dict[HEADER] = header.wire  # if publishing seems to fail, it may be queued and run here as well
     try:
         publish_again(
-            *(task, context, header, 0.0),
+            *(task, context, header, pause),
             headers=delivery.headers,
             serializer=delivery.serializer,
             natively=task.lock_plan.broker.delays_natively,

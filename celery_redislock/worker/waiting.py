@@ -147,7 +147,8 @@ class WaitingRoom(bootsteps.StartStopStep):
         """Whether the message of `request` can wait here if its key is not free."""
         consumer = self._consumer
         count = sum(map(len, tuple(self._rooms)))
-        if consumer is None or count >= request.task.lock_plan.waiting_limit:
+        plan = request.task.lock_plan
+        if consumer is None or (count >= plan.waiting_limit and plan.options.fair is None):
             return False
         most = most_prefetched(consumer)
         if consumer.qos is None or (most and consumer.qos.value >= most):
@@ -176,6 +177,8 @@ class WaitingRoom(bootsteps.StartStopStep):
             self._handover.leave(waiting)
         else:
             room.enter(waiting)
+            if sum(map(len, tuple(self._rooms))) > request.task.lock_plan.waiting_limit:
+                room.make_room(waiting.line)
         self._starter.wake_up()  # an event loop may sleep for a second while a pool thread calls this
         if self._consumer is None:  # this step was stopped in the meantime
             self._let_go_of_all()
@@ -243,6 +246,10 @@ class WaitingRoom(bootsteps.StartStopStep):
             self._handover.leave(waiting)
         else:
             self.give_to_pool(waiting)
+
+    def send_away(self, waiting: WaitingMessage) -> None:
+        """Make the message of `waiting` leave this worker."""
+        self._handover.leave(waiting)
 
     def give_to_pool(self, waiting: WaitingMessage) -> None:
         """Pass the message of `waiting` to the pool, or let go of it if this step has stopped."""

@@ -20,7 +20,8 @@ from celery_redislock.errors import LockUnavailable, fields, run_named
 from celery_redislock.line.waiters import Waiter
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.policy import Place
-from celery_redislock.protocol.names import Demand
+from celery_redislock.policy.wait import LONGEST_PAUSE_WHILE_FULL, SHORTEST_PAUSE
+from celery_redislock.protocol.names import FIRST_TURN
 from celery_redislock.protocol.replies import info_of
 from celery_redislock.protocol.tokens import RESERVED, Token, known_by
 from celery_redislock.task.plan import LockPlan
@@ -49,6 +50,9 @@ class WorkerPort(Protocol):
     def end_wait(self, waiting: WaitingMessage) -> None:
         """Give the message to the pool, or make it leave the worker."""
 
+    def send_away(self, waiting: WaitingMessage) -> None:
+        """Make the message leave the worker."""
+
 
 class WaitingMessage(Waiter):
     """One message that waits for its key.
@@ -65,6 +69,7 @@ class WaitingMessage(Waiter):
     # Thousands of messages may wait, so each keeps as little as possible.
     __slots__ = (
         "_asks_if_cooling",
+        "_published",
         "_room",
         "_runs_in_outage",
         "_since",
@@ -86,7 +91,7 @@ class WaitingMessage(Waiter):
     def __init__(self, request: Any, place: Place, worker: WorkerPort) -> None:
         plan: LockPlan = request.task.lock_plan
         # All messages that wait for a key share one string.
-        self.demand = Demand(sys.intern(place.demand.key), place.demand.capacity)
+        self.demand = place.demand._replace(key=sys.intern(place.demand.key))
         self.rank, self.number = place.rank, 0
         self.request = request
         self._room = server_of(plan.app).room
@@ -100,6 +105,7 @@ class WaitingMessage(Waiter):
         if self.is_asleep:
             self.deadline = min(self.deadline, time.monotonic() + place.sleeps_for)
         self._since = time.monotonic()
+        self._published = self.rank if self.rank < FIRST_TURN else header.published or int(header.since * 1e6)
         self._worker = worker
         self.called = False
         self._runs_in_outage = plan.options.on_outage != "retry"
@@ -119,6 +125,7 @@ class WaitingMessage(Waiter):
             "lock": self.key,
             "waited": round(time.monotonic() - self._since, 3),
             "rank": self.rank,
+            **({"group": self.demand.share.group} if self.demand.share else {}),
         }
 
     @property
@@ -137,6 +144,16 @@ class WaitingMessage(Waiter):
     def group(self) -> str:
         """The name of the task. All messages of a task need a slot, and a rate token if the task has a `rate_limit`."""
         return str(self.request.task.name)
+
+    @property
+    def published(self) -> int:
+        """See `Waiter.published`."""
+        return self._published
+
+    @property
+    def may_be_displaced(self) -> bool:
+        """Whether it is of a group that takes turns, and could be published again if it was displaced before."""
+        return self.demand.share is not None and bool(self.request.may_leave)
 
     @property
     def is_out(self) -> bool:
@@ -193,6 +210,12 @@ class WaitingMessage(Waiter):
         """Return to the line with the same rank, although the message was called; the room passes the key on."""
         self.pass_on()
         self._room.enter(self)
+
+    def displaced(self) -> None:
+        """Go back to the broker for a while; the pause grows each time."""
+        header, broker = Header.read(self.request.request_dict[HEADER]), self.request.task.lock_plan.broker
+        self.request.leaves_for = broker.countdown(header.delay(SHORTEST_PAUSE, LONGEST_PAUSE_WHILE_FULL))
+        self._worker.send_away(self)
 
     def unavailable(self, error: LockUnavailable) -> None:
         """Run the message in the pool, unless `lock_on_outage` makes it wait until the lock server answers again."""

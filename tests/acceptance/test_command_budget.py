@@ -64,6 +64,11 @@ BUDGET = {
     "a duplicate is skipped": [REFUSED],
     "a duplicate raises": [REFUSED],
     "a duplicate waits for its turn, and runs": WAITED,
+    "a duplicate waits for its group's turn, and runs": [
+        "acquire: MGET ZMSCORE 2 TIME ZADD ZREMRANGEBYSCORE PEXPIRE PTTL",
+        *(STANDS, OFFERED, TAKES),
+        *("acquire: MGET ZMSCORE ZADD SET", RELEASED),
+    ],
     "a successor waits for its holder, and runs": WAITED,
     "a duplicate joins, and has its holder's result": [
         *(REFUSED, STANDS, OFFERED, TAKES),
@@ -216,6 +221,20 @@ def a_message_that_waits(lab: Lab) -> None:
         lab.all_is_free()
 
 
+def a_message_that_takes_turns(lab: Lab) -> None:
+    """It sends as many commands as one that waits otherwise."""
+    key, gate = lab.key("turns"), lab.folder / f"end-turns-{lab.turn}"
+    holder = lab.task("one_by_turns").apply_async((key, "A", "holds", str(gate)), queue=OTHER)
+    wait_until(lambda: "Aholds" in lab.ledger.items()[-1:], "the holder runs")
+    with lab.record("a duplicate waits for its group's turn, and runs"):
+        result = lab.task("one_by_turns").delay(key, "B", "its turn")
+        lab.stands_in_line()
+        gate.touch()
+        assert result.get(timeout=20) == "its turn"
+        lab.all_is_free()
+    holder.get(timeout=20)
+
+
 def a_message_that_joins(lab: Lab) -> None:
     holder = lab.holder(key := lab.key("joins"))
     with lab.record("a duplicate joins, and has its holder's result"):
@@ -350,6 +369,7 @@ SCENARIOS = [
     an_uncontended_run,
     a_duplicate_that_ends,
     a_message_that_waits,
+    a_message_that_takes_turns,
     a_message_that_joins,
     a_copy,
     a_successor,

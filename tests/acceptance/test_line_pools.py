@@ -29,6 +29,25 @@ def test_in_every_pool_those_who_wait_run_in_order_acked_early_and_late(tasks, s
     wait_until(lambda: locks.held() == [], "nothing is left")
 
 
+@pytest.mark.parametrize("pool", ["threads", "gevent", "eventlet", "solo"])
+def test_in_every_pool_customers_take_turns_and_a_full_room_sends_back_the_last(
+    config, tasks, start_worker, ledger, pool
+):
+    need_pool(pool)
+    config.settings["redislock_waiting_limit"] = 8
+    worker = start_worker(4, "-P", pool)
+    with tasks.one_by_turns.lock_for("k"):
+        results = [tasks.one_by_turns.delay("k", "A", number) for number in range(12)]
+        wait_until(lambda: "published the messages" in worker.output(), "the room is full")
+        results += [tasks.one_by_turns.delay("k", "B", number) for number in range(2)]
+        wait_until(lambda: worker.output().count("waiting in line") >= 14, "each message has asked")
+    for result in results:
+        result.get(timeout=60)
+    assert [place for place, item in enumerate(ledger.items()) if item.startswith("B")][-1] <= 6
+    assert len(ledger.items()) == 14
+    assert "Traceback" not in worker.output()
+
+
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
 def test_a_worker_fetches_on_as_soon_as_a_message_waits(tasks, start_worker, pool):
     """It may have one message beyond those that wait; so it fetches them one after the other.

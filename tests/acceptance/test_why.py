@@ -296,6 +296,24 @@ def test_one_whose_debounce_is_not_over_is_said_to_sleep_until_it_is_due(tasks, 
     assert "stands for 1 call, due in " in why(later, Say.SCHEDULED, Say.CALLS)
 
 
+def test_one_that_takes_turns_is_told_its_group_its_rank_and_how_many_groups_there_are(
+    tasks, app, why, start_worker, running, gate
+):
+    start_worker(2)
+    tasks.one_by_turns.delay("k", "A", "first", gate)
+    running("Afirst")
+    results = [tasks.one_by_turns.delay("k", customer) for customer in ("A", "A", "B", "C")]
+    wait_until(lambda: kept(app) == 4, "all wait")
+    said = why(results[0], Say.WAITS, Say.HELD, Say.AHEAD, Say.TURN)
+    assert "Its group of A has 2 messages in line, and takes turns with 2 other groups (lock_fair)." in said
+    context = CLIContext(app, no_color=True, workdir=None)
+    shown = CliRunner().invoke(group, ["show", "redislock:{k}", "--timeout=10"], obj=context).output
+    assert "Groups that take turns, the next one first: 3.\n" in shown
+    assert "\n  of A: 2 messages\n" in shown
+    assert "\n  of C: 1 message\n" in shown
+    gate.open()
+
+
 # Its process has died.
 
 

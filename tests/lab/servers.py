@@ -105,8 +105,8 @@ def running(
 #: A user who may subscribe, and never hears anything.
 MAY_NOT_PUBLISH = ["--user", "default", "on", "nopass", "~*", "&*", "+@all", "-publish", "-spublish"]
 
-#: Whether a key may be left for a day: a note for copies, the answer to a merged call, the number of the last call.
-MAY_BE_LEFT = re.compile(rf"{NOTE}|{MERGED}|:newest$".encode()).search
+#: Whether a key may be left for a day: notes, the answer to a merged call, the last call, turns of groups.
+MAY_BE_LEFT = re.compile(rf"{NOTE}|{MERGED}|:(newest|fair)$".encode()).search
 
 
 class Valkey:
@@ -193,7 +193,7 @@ class Valkey:
         return str(get_binary_path())
 
     def held(self) -> list[bytes]:
-        """All keys but what may be left for a day: a note for copies of a message, and the number of the last call."""
+        """All keys but what may be left for a day: notes for copies, the number of the last call, and groups' turns."""
         return [key for key in self.client.scan_iter() if not MAY_BE_LEFT(key)]
 
     def ages(self) -> None:

@@ -17,7 +17,7 @@ from celery_redislock.connection.connect import connect, disconnect
 from celery_redislock.connection.store import LockStore
 from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.protocol import tokens
-from celery_redislock.protocol.names import Demand, keys_of
+from celery_redislock.protocol.names import Demand, Share, keys_of
 from celery_redislock.protocol.scripts import Call, Claim, Note, Numbered, Passed
 from celery_redislock.protocol.tokens import Attempt
 from celery_redislock.worker.server_check import try_lock_server
@@ -101,6 +101,9 @@ def test_its_rights_are_enough_for_workers_and_none_of_them_is_idle(
     limited = [tasks.three.delay("limit", f"three{number}", 0.3) for number in range(4)]
     assert len({result.get(timeout=20) for result in limited}) == 4
 
+    fair = [tasks.by_turns.delay("turns", customer, number, 0.1) for number in range(3) for customer in "AB"]
+    assert {result.get(timeout=20) for result in fair} == {0, 1, 2}
+
     for _ in range(2):  # both are one message
         app.send_task("lab.work", ("copy", "once only", gate("copy")), task_id="same")
     wait_until(lambda: "same" in [met["holder"] for met in ledger.conflicts()], "the copy has met it")
@@ -157,6 +160,10 @@ def use_every_right(store, client):
     three = Demand(f"{key}3", 3)
     acquire(store, three, mine, 10.0, claim=Claim(copy.nonce, 10.0))
     store.release(three, mine)
+    turns = Demand(f"{key}turns", share=Share("a group", "a group", 1000))
+    acquire(store, turns, mine, 10.0)
+    acquire(store, turns, tokens.mint(tokens.mint_nonce(), Attempt("waits", 0, 0), tokens.origin("h", "t")), 10.0)
+    store.release(turns, mine)
     held = Lock(client, f"{key}lock", timeout=10)
     held.acquire()
     with ThreadPoolExecutor(1) as threads:

@@ -11,9 +11,10 @@ from typing import NamedTuple
 import pytest
 
 from promises import Excuse
+from tests.model.fair import Mistake as MistakeOfTurns
 from tests.model.merging import Mistake as MistakeOfMerging
 from tests.model.merging_explore import SCENARIOS as OF_MERGING
-from tests.model.rules import EXCUSES, OF_MERGED_CALLS, PROMISES, Mistake
+from tests.model.rules import EXCUSES, OF_FAIR_TURNS, OF_MERGED_CALLS, PROMISES, Mistake
 from tests.model.scenarios import SCENARIOS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -203,6 +204,8 @@ def test_the_numbers_of_the_model_are_the_models() -> None:
     assert "Its eleven scenarios" in text
     assert "the two promises of merged calls" in text
     assert f"each of {len(MistakeOfMerging)} mistakes" in text
+    assert (len(MistakeOfTurns), len(OF_FAIR_TURNS)) == (6, 1)
+    assert "finds six mistakes" in text
 
 
 def test_what_the_model_leaves_out_is_named_with_the_test_that_stands_in() -> None:

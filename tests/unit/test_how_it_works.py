@@ -98,6 +98,7 @@ def test_the_keys_are_those_that_have_a_name() -> None:
         keys.given("<job>"),
         keys.queued.replace(":queued", f"{MERGED}<nonce>"),
         keys.queued.replace(":queued", ":newest"),
+        keys.queued.replace(":queued", ":fair"),
         keys.note("<attempt>"),
         keys.gone("<claim>"),
         keys.window("<task>"),

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from celery_redislock.protocol import commands, scripts
-from celery_redislock.protocol.names import Demand, keys_of
+from celery_redislock.protocol.names import Demand, Share, keys_of
 from celery_redislock.protocol.scripts import NOTE_TTL, Call, Claim, Command, Note, Numbered, Passed, Tag
 from celery_redislock.protocol.tokens import RESERVED, known_by
 from tests.house.imports import GRAPH, MODULES, PACKAGE, imported
@@ -216,6 +216,7 @@ def test_an_options_letter_means_the_same_in_all_scripts() -> None:
 KEY = "redislock:{shop.bill:7}"
 NAMES = keys_of(KEY)
 DEMANDS = [Demand(KEY), Demand(KEY, 3)]
+FAIR = [Demand(KEY, 3, share=Share("shown", "a group", 1000))]
 RUN, LEFT = known_by("A" * 22), known_by("B" * 22, RESERVED)
 GONE, WINDOW = NAMES.gone(LEFT.nonce), NAMES.window(LEFT.task_field)
 #: What is sent for each option below, in whatever script.
@@ -245,6 +246,9 @@ MEANT = {
     "B": "7000",
     "X": "8000",
     "R": "1",
+    "F": "a group",
+    "H": "1000",
+    "Y": "",
 }
 
 
@@ -262,7 +266,7 @@ NOTES = [
 SENT = {
     "acquire": with_each(
         functools.partial(commands.acquire, token=RUN, lease=1.0),
-        demand=DEMANDS,
+        demand=DEMANDS + FAIR,
         note=[None, "a note"],
         fence=[False, True],
         call=[None, b"a call"],

@@ -61,6 +61,8 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
     assert options() == LockOptions(
         args=None,
         key=None,
+        fair=None,
+        weight=1,
         scope="run",
         on_conflict="skip",
         lease=30.0,
@@ -599,3 +601,67 @@ def test_a_rate_holds_nothing(other: dict[str, Any]) -> None:
 def test_a_rate_has_no_run_to_join_and_needs_a_key() -> None:
     assert "lock_on_conflict = 'join': no run holds the key" in refusal({**RATED, "on_conflict": "join"})
     assert "a key of all arguments: set lock_args or lock_key" in refusal({"rate": lambda arguments: "1/s"})
+
+
+FAIR = {"key": "imports", "fair": "customer"}
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        (
+            {**FAIR, "scope": "job"},
+            (
+                "lock_fair = 'customer' is not allowed with lock_scope = 'job', where only one message may wait; "
+                "allowed: 'run'"
+            ),
+        ),
+        (
+            {**FAIR, "scope": "queue"},
+            (
+                "lock_fair = 'customer' is not allowed with lock_scope = 'queue', where only one message may wait; "
+                "allowed: 'run'"
+            ),
+        ),
+        *(
+            (
+                {**FAIR, "on_conflict": policy},
+                (
+                    f"lock_fair = 'customer' is not allowed with lock_on_conflict = '{policy}': groups take turns in "
+                    "line; allowed: 'wait'"
+                ),
+            )
+            for policy in ("skip", "raise", "join")
+        ),
+        (
+            {**FAIR, "rate": "100/m"},
+            (
+                "lock_fair = 'customer' is not allowed with lock_rate: a rate has no holders that groups could take "
+                "turns with"
+            ),
+        ),
+        (
+            {"key": "imports", "weight": 3},
+            "lock_weight is not allowed without groups: it says how large a group's share is; set lock_fair",
+        ),
+    ],
+    ids=repr,
+)
+def test_groups_take_turns_only_where_messages_wait_in_line(own: dict[str, Any], message: str) -> None:
+    assert refusal(own) == f"shop.bill: {message}"
+
+
+@pytest.mark.parametrize("weight", [0, 0.09, 100.1, -1, True, "3", None, float("nan"), float("inf")], ids=repr)
+def test_a_weight_is_a_number_from_a_tenth_to_a_hundred(weight: Any) -> None:
+    assert "allowed: a number from 0.1 to 100, or a callable" in refusal({**FAIR, "weight": weight})
+
+
+@pytest.mark.parametrize("weight", [0.1, 1, 2.5, 100, len], ids=str)
+def test_groups_wait_in_line_with_any_such_weight_whatever_the_limit(weight: Any) -> None:
+    resolved = options({**FAIR, "weight": weight, "limit": 3})
+    assert (resolved.fair, resolved.weight, resolved.on_conflict) == ("customer", weight, "wait")
+
+
+@pytest.mark.parametrize("name", ["fair", "weight"])
+def test_groups_are_those_of_a_task_and_not_of_an_app(name: str) -> None:
+    assert setting_refusal(**{name: "a"}) == f"redislock_{name} is not a setting: set lock_{name} on the task"

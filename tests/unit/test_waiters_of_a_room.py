@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import random
 import time
 import weakref
 
@@ -11,7 +12,7 @@ import pytest
 
 from celery_redislock.line.lines import Line, Ordered
 from celery_redislock.line.waiters import Waiter
-from celery_redislock.protocol.names import Demand
+from celery_redislock.protocol.names import Demand, Share
 
 
 class Guest(Waiter):
@@ -100,3 +101,44 @@ def test_a_line_is_checked_for_a_waiter_that_is_first_or_watches_and_for_any_whi
     assert not line.add(Guest(20))
     assert line.add(Guest(5))
     assert line.add(Guest(30, watches=True))
+
+
+class Member(Guest):
+    """Waits for a turn of its group."""
+
+    def __init__(self, rank: int, published: int, group: str = "g") -> None:
+        super().__init__(rank)
+        self.demand, self._published = Demand("k", share=Share(group, group, 1000)), published
+
+    @property
+    def published(self) -> int:
+        """When it was published."""
+        return self._published
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_oldest_of_a_group_has_its_first_turn_however_they_have_asked(seed: int) -> None:
+    chance, line = random.Random(seed), Line(Demand("k"))
+    members = [Member(0, published, chance.choice("ab")) for published in range(200)]
+    chance.shuffle(members)
+    for rank, member in enumerate(members):
+        member.rank = rank
+        line.add(member)
+        if chance.random() < 0.2:
+            line.discard(chance.choice([*line.waiters]))
+    for group in "ab":
+        mine = [one.published for one in line.waiters if one.demand.share.digest == group]
+        assert mine == sorted(mine)
+    ranks = [one.rank for one in line.waiters]
+    assert ranks == sorted(set(ranks))
+    for member in [*line.waiters]:
+        line.discard(member)
+
+
+def test_the_turns_of_one_group_are_not_those_of_another() -> None:
+    line = Line(Demand("k"))
+    late, early, stranger = Member(1, 20), Member(3, 10), Member(2, 5, "other")
+    for member in (late, stranger, early):
+        line.add(member)
+    assert [*line.waiters] == [early, stranger, late]
+    assert [one.rank for one in line.waiters] == [1, 2, 3]

@@ -20,6 +20,9 @@
 --          been merged into the caller's message
 -- L value  the body of the message's own arguments. They replace the last that the attempt before was given: the message
 --          is its retry, but could not be merged. Given only with M
+-- F value  the digest of the caller's group; given only if the groups that wait for the lock take turns
+-- H value  how long a turn of that group is, in microseconds of virtual time; given with F
+-- Y value  the rank that the caller was given before; empty if it has none. Given with F
 --
 -- Returns granted: permit 1 holds the token for the lease
 --         {granted, number, fence if asked for}: the permit with this number does
@@ -30,6 +33,7 @@
 --         expired: the merged calls have expired; given only with M
 --         finished: the caller's attempt has already ended in another execution
 --         {conflict, ...}, as `refused` in the prelude: no permit is free, or the free ones are kept for waiters
+--         {ranked, ...}: the same, with F, but in place of the number of rooms the rank with which the caller waits
 --         {copy, ...}: the same, with one holder: the caller's attempt runs with that permit, and must not get another
 --
 -- If this is sent twice, the second command finds the caller's token and grants the same permit again. If the caller
@@ -154,6 +158,26 @@ if job then
   end
 end
 
+-- Fair turns. A rank is a virtual time. The books are a sorted set: the virtual time, which is the latest rank that was
+-- granted; for each group the time of its next turn; and the rank of each caller that waits, in case it asks again. New
+-- books begin by the clock, ahead of all ranks that are times: virtual time passes more slowly.
+local books, caller = given.F and named(line, ':fair'), attempt_of(token) or nonce_of(token)
+
+-- Give the caller its rank, and move its group's next turn on. A rank that it has is kept unless the books that explain
+-- it were lost.
+local function rank_of_caller()
+  local time, turn, rank = unpack(redis.call('ZMSCORE', books, 'now', given.F, caller))
+  time = tonumber(time or FIRST_TURN + now())
+  local newest = math.max(time, tonumber(turn or 0))
+  rank = math.min(tonumber(rank or given.Y) or newest, newest)
+  if rank == newest then
+    redis.call('ZADD', books, whole(time), 'now', whole(rank + given.H), given.F, whole(rank), caller)
+    redis.call('ZREMRANGEBYSCORE', books, '-inf', '(' .. whole(time))
+    redis.call('PEXPIRE', books, DAY_MS)
+  end
+  return rank
+end
+
 local granted = mine or kept[1]
 for number = 1, capacity do
   -- Waiters go first.
@@ -171,7 +195,16 @@ if not granted then
     redis.call('PEXPIRE', place, given.P)
   end
   if calls then outlast(calls, DAY_MS) end  -- the message may wait for days
+  if books then return refused('ranked', rank_of_caller(), names, values, 1, capacity) end
   return refused('conflict', 0, names, values, 1, capacity)
+end
+
+local rank = call and string.match(call, '(%d+)%-?%d*$') or given.Y
+if books and rank ~= '' then
+  local turn = redis.call('ZMSCORE', books, given.F)[1]
+  if turn and tonumber(rank) < tonumber(turn) then  -- not a forged rank
+    redis.call('ZADD', books, 'GT', rank, 'now', turn, caller)  -- if it comes again, that is another turn
+  end
 end
 
 -- An acquire without a reply is followed by a release of exactly its token. That release may arrive after this grant,

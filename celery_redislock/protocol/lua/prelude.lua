@@ -88,6 +88,9 @@ local function store(name, token, ttl, mode)
   return redis.call('SET', name, token, mode, 'PX', ttl)
 end
 
+-- The ranks from this one on are virtual times, which are given out by acquire.lua. All others are times of the clock.
+local FIRST_TURN = 2 ^ 52
+
 -- The server's clock, in microseconds.
 local function now()
   local time = redis.call('TIME')

@@ -18,6 +18,7 @@ from . import (
     after_the_end,
     comebacks,
     deaths,
+    fair,
     jobs,
     late,
     limits,
@@ -54,6 +55,7 @@ THEMES = (
     windows,
     merging,
     rates,
+    fair,
 )
 
 
