@@ -5,7 +5,22 @@ from __future__ import annotations
 import argparse
 import signal
 
-from . import capacity, cli, cluster, crowd, cycle, drain, handover, limits, memory, renewal, startup, task, waiting
+from . import (
+    capacity,
+    cli,
+    cluster,
+    crowd,
+    cycle,
+    drain,
+    fair,
+    handover,
+    limits,
+    memory,
+    renewal,
+    startup,
+    task,
+    waiting,
+)
 from .findings import Findings
 
 BENCHMARKS = {
@@ -19,12 +34,13 @@ BENCHMARKS = {
     "memory": memory.main,
     "startup": startup.main,
     "limits": limits.main,
+    "fair": fair.main,
     "capacity": capacity.main,
     "cluster": cluster.main,
     "cli": cli.main,
 }
 #: These have no bound, or take long: they are measured in a full run, and where they are named.
-ONLY_IN_FULL = {"limits", "capacity", "cluster", "cli"}
+ONLY_IN_FULL = {"limits", "fair", "capacity", "cluster", "cli"}
 
 
 def main() -> None:
