@@ -22,6 +22,7 @@ from .fair import SCENARIOS, START, Books, Mistake, explore
 
 KEY = "redislock:{fair}"
 BOOKS = KEY + ":fair"
+ROOM = tokens.of_room(tokens.mint_nonce(), "host")
 COSTS = {"a": 1000, "b": 333, "c": 10_000}
 FOUND_IN = {
     Mistake.TAG_FROM_ZERO: ("two groups", Promise.FAIR),
@@ -72,13 +73,14 @@ class Server:
         assert conflict.rank - self.base == expected
         return expected
 
-    def grants(self, group: str, number: int, rank: int) -> None:
-        """Let a message that has waited have the key."""
+    def grants(self, group: str, number: int, rank: int, *, is_called: bool = True) -> None:
+        """Let a message have the key, which has waited and is called, or comes when nobody is in line."""
         assert self.store.release(Demand(KEY), self.holder)
         self.holder = self.token(number)
         demand = Demand(KEY, share=Share(group, group, COSTS[group], rank and self.base + rank))
-        assert isinstance(acquire(self.store, demand, self.holder, 100.0), Granted)
-        self.books = self.books.granted(group, number, rank) if rank else self.books
+        call = tokens.call(ROOM, self.base + rank, 7).value if is_called else None
+        assert isinstance(acquire(self.store, demand, self.holder, 100.0, call=call), Granted)
+        self.books = self.books.granted(group, number, rank) if is_called else self.books
 
     def kept(self) -> dict[str, int]:
         """The server's books."""
@@ -138,6 +140,14 @@ def test_a_forged_rank_does_not_move_the_virtual_time(server):
     assert server.kept()["now"] == first
 
 
+def test_a_grant_out_of_turn_moves_nothing(server):
+    """A worker without a free slot leaves the line, and a message that was sent back may find the key free."""
+    ranks = [server.asks("a", number) for number in range(9)]
+    server.grants("a", 8, ranks[8], is_called=False)
+    assert server.kept()["now"] == ranks[0]
+    assert server.asks("b", 9) == ranks[0]
+
+
 def test_a_message_that_comes_again_after_its_grant_takes_another_turn(server):
     ranks = [server.asks("a", number) for number in range(3)]
     server.grants("a", 0, ranks[0])
@@ -145,7 +155,7 @@ def test_a_message_that_comes_again_after_its_grant_takes_another_turn(server):
 
 
 def test_a_run_that_does_not_wait_touches_no_books(server):
-    server.grants("a", 0, 0)
+    server.grants("a", 0, 0, is_called=False)
     assert not server.client.exists(BOOKS)
 
 

@@ -199,10 +199,9 @@ if not granted then
   return refused('conflict', 0, names, values, 1, capacity)
 end
 
-local rank = call and string.match(call, '(%d+)%-?%d*$') or given.Y
-if books and rank ~= '' then
-  local turn = redis.call('ZMSCORE', books, given.F)[1]
-  if turn and tonumber(rank) < tonumber(turn) then  -- not a forged rank
+if books and call then  -- a grant out of turn moves nothing: others with smaller ranks may wait
+  local rank, turn = string.match(call, '(%d+)%-?%d*$'), redis.call('ZMSCORE', books, given.F)[1]
+  if rank and turn and tonumber(rank) < tonumber(turn) then  -- else the books do not explain it
     redis.call('ZADD', books, 'GT', rank, 'now', turn, caller)  -- if it comes again, that is another turn
   end
 end
