@@ -311,6 +311,9 @@ def test_one_that_takes_turns_is_told_its_group_its_rank_and_how_many_groups_the
     assert "Groups that take turns, the next one first: 3.\n" in shown
     assert "\n  of A: 2 messages\n" in shown
     assert "\n  of C: 1 message\n" in shown
+    totals = CliRunner().invoke(group, ["export", "--timeout=5"], obj=context).output
+    oldest = re.search(r'oldest_wait_seconds\{task="lab.one_by_turns"\} ([\d.]+)', totals)
+    assert 1 < float(oldest[1]) < 60  # by the clock, though the ranks are no times
     gate.open()
 
 
