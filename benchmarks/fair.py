@@ -109,7 +109,12 @@ def flooded(task: str, room: int = 0, *, reads_all: bool = True) -> list[str]:
         _until(lambda: len(lab.grants()) > 2 * LIMIT, "the flood runs")
         before = len(lab.grants())
         lab.send(task, "B", FEW)
-        _until(lambda: lab.grants()[before:].count("B") == FEW, "the few have begun", 600)
+
+        def is_over() -> bool:
+            grants = lab.grants()[before:]
+            return grants.count("B") == FEW and len(grants) >= SHOWN
+
+        _until(is_over, "the few have begun", 600)
         return lab.grants()[before:]
 
 
