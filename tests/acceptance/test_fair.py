@@ -82,7 +82,7 @@ def test_a_customer_that_weighs_three_times_as_much_has_three_turns_for_one(task
     assert 2.5 <= len(places(first, "A")) / len(places(first, "B")) <= 3.5
 
 
-@counts_on_wake_ups("without them, twenty messages take half a minute")
+@counts_on_wake_ups("without them, the block may wait for its key longer than it does")
 def test_the_messages_of_a_customer_run_in_their_order_and_an_idle_customer_saves_no_turns(tasks, start_worker, ledger):
     start_worker(2)
     task = tasks.one_by_turns
