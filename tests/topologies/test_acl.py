@@ -132,7 +132,7 @@ def merge_and_run(store, key):
     for number in range(2):
         token = tokens.mint(tokens.mint_nonce(), Attempt(f"id{number}", 0, 0), tokens.origin("h", "t"), tokens.SENDING)
         publishes.append(Caller(Demand(key), token, places=places))
-    call, publish = Call(b"a body", joins=False), publishes[0]
+    call, publish = Call(b"a body", None), publishes[0]
     store.merge(publish, 10.0, 10.0, Passed(), call)
     store.renew([(places[0], publish.hold.token, 10.0)])
     store.merge(publishes[1], 10.0, 10.0, Passed(), call)
