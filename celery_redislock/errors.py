@@ -102,7 +102,8 @@ class LockInfo(NamedTuple):
         if self.state in {"queued", "sending"}:
             return f"{task}, {'queued' if self.state == 'queued' else 'being sent'} by {host}"
         if self.state == "spent":
-            return f"its rate, which is used up for {self.ttl or 0.0:.3g} s"
+            ttl = self.ttl or 0.0
+            return f"its rate, which is used up for another {f'{ttl:.1f} s' if ttl < 120 else f'{ttl / 60:.0f} min'}"
         if self.state == "cooling":
             return f"{task}, which succeeded on {host} and is cooling down"
         return f"{task} on {host}" if self.task_id else f"a lock outside tasks on {host}"

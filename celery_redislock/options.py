@@ -71,11 +71,11 @@ _RATE, _UNITS = re.compile(r"([0-9]{1,9})/([smh])").fullmatch, {"s": 1, "m": 60,
 _LONGEST_TIME = 366 * 86_400
 
 
-def shares_of(rate: Any) -> tuple[int, float] | None:
-    """How a rate is kept: by how many permits, and for how many seconds each of them is spent from its grant.
+def shares_of(rate: Any) -> tuple[int, float, int] | None:
+    """How a rate is kept: by how many permits, and in how many seconds they are granted how often.
 
-    A rate of N in a time T has at most 50 permits, so that each is granted k = ⌈N/50⌉ times in T: it is spent for T/k,
-    and there are ⌊N/k⌋ of them. However the grants fall, there are never more than N in any time T.
+    A rate of N in a time T has at most 50 permits, which share the N runs: a permit that is granted k times in T is
+    spent for T/k (lua/acquire.lua). However the grants fall, there are never more than N in any time T.
 
     Args:
         rate: ``"100/m"``, with s, m or h; or a pair of a number and of seconds.
@@ -93,7 +93,7 @@ def shares_of(rate: Any) -> tuple[int, float] | None:
     times = math.ceil(number / MAX_CAPACITY)
     if number < 1 or seconds > _LONGEST_TIME or seconds * 1000 < times:
         return None
-    return number // times, math.ceil(seconds * 1000 / times) / 1000
+    return min(number, MAX_CAPACITY), math.ceil(seconds * 1000) / 1000, number
 
 
 RATE = Rule(None, "'100/m' (s, m or h), or (number, seconds): at most 50 a millisecond, and a year", shares_of)
@@ -275,7 +275,7 @@ def allowed_of_call(given: Mapping[Any, Any]) -> dict[str, Any] | None:
 
     None if none is left.
     """
-    return {name: given[name] for name in PER_CALL if name in given and _accepts(OPTIONS[name], given[name])} or None
+    return {name: given[name] for name in PER_CALL if name in given and accepts(OPTIONS[name], given[name])} or None
 
 
 def _refusals(values: Mapping[str, Any], name: Callable[[str], str]) -> Iterator[str]:
@@ -395,14 +395,15 @@ def meant_by(name: str, prefix: str, known: Iterable[str]) -> str:
 
 
 def _check(what: str, value: Any, rule: Rule, *, secret: bool = False) -> None:
-    if not _accepts(rule, value):
+    if not accepts(rule, value):
         text = f"(a {type(value).__name__}, not shown)" if secret else short_repr(value)
         near = get_close_matches(value, rule.allowed.split("'")[1::2], n=1) if isinstance(value, str) else []
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise LockConfigError(f"{what} = {text} is not allowed; allowed: {rule.allowed}{hint}")
 
 
-def _accepts(rule: Rule, value: Any) -> bool:
+def accepts(rule: Rule, value: Any) -> bool:
+    """Whether the value of an option is allowed."""
     try:
         return bool(rule.accepts(value))
     except (TypeError, OverflowError):  # the value is unhashable, or an int too large for a float

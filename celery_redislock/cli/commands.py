@@ -21,7 +21,7 @@ from celery_redislock.worker import remote_control
 from .console import JSON, MATCH, TASK, Nothing, asks
 from .locks import Locks, silent
 from .release import release
-from .rows import Row, Total, oldest_first, prometheus, table, totals
+from .rows import Row, Total, oldest_first, prometheus, table, totals, with_one_spent
 from .sentences import counted, duration
 from .why import Why
 from .workers import Counts, Workers, groups_of
@@ -76,7 +76,7 @@ def show(
         raise click.UsageError("give either a KEY or a --task")
     name = key or _key_of(known.app, str(task), _read(args, list, "--args"), _read(kwargs, dict, "--kwargs"))
     known.counts = Counts(workers)
-    rows = known.of(name)
+    rows = with_one_spent(known.of(name))
     held = [row for row in rows if row.state != "free"]
     if as_json:
         _print_json(known, rows)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import chain, islice
 from typing import Any
 
@@ -133,10 +133,10 @@ class Locks:
         """A sentence about a key: who holds it, since when and until when, and whether the process is alive."""
         key, info = row.part.key, row.info
         if info.state == "spent":
-            plan, until = plan_of(self.app, row.token.task), now + timedelta(seconds=row.ttl or 0.0)
+            plan, until = plan_of(self.app, row.token.task), datetime.now(UTC) + timedelta(seconds=row.ttl or 0.0)
             rate = plan.options.rate if plan is not None else None
             named = "" if rate is None or callable(rate) else f", {rate if isinstance(rate, str) else tuple(rate)},"
-            return Say.SPENT(key=row.part.lock, rate=named, until=f"{until:%Y-%m-%d %H:%M:%S.%f} UTC")
+            return Say.SPENT(key=row.part.lock, rate=named, until=f"{until:%Y-%m-%d %H:%M:%S} UTC")
         if info.state != "held":
             kept = Say.KEPT(key=key, who=info.who, since=moment(info.since, now), ttl=duration(row.ttl or 0.0))
             return f"{kept} {Say.CALLS(calls=row.calls.said(now))}" if row.calls else kept

@@ -95,6 +95,12 @@ class Row(NamedTuple):
         return task is None or task in (self.waits if self.state == "free" else {self.token.task})
 
 
+def with_one_spent(rows: Sequence[Row]) -> list[Row]:
+    """The rows of a lock. Of the permits that its rate has spent, only the one that is free first is left."""
+    spent = sorted((row for row in rows if row.state == "spent"), key=lambda row: row.ttl or 0.0)
+    return [row for row in rows if row not in spent[1:]]
+
+
 def oldest_first(row: Row) -> tuple[datetime, str]:
     """The sort key of rows: the holder that has held its key the longest comes first."""
     return row.token.since or _NEVER, row.part.key

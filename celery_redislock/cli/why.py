@@ -19,7 +19,7 @@ from celery_redislock.protocol.tokens import known_as
 
 from .console import Nothing
 from .locks import Locks, scope_of, silent
-from .rows import Row
+from .rows import Row, with_one_spent
 from .sentences import Say, counted, duration, moment
 from .workers import Workers, groups_of, patiently, redelivery
 
@@ -213,7 +213,7 @@ class Why:
         lock, answers = what["lock"], self._workers.ask("redislock_waiting", {"key": what["lock"]}, to=self._answered)
         line = [one["rank"] for found in answers.values() for one in found]
         before = sum(rank < what["rank"] for rank in line)
-        holders = yield from self._holders(lock)
+        holders = yield from self._holders(lock, what["limit"])
         # A worker that did not answer this time may have an earlier message.
         if holders < what["limit"] and (what["lacks"] in _LACKS or len(answers) == len(self._answered)):
             yield Said(self._why_not(what, lock if not holders else f"A permit of {lock}", before))
@@ -234,11 +234,14 @@ class Why:
             return Say.ELSEWHERE(free=free, here=self._locks.server, there=what["server"])
         return (Say.FREE if before else Say.NEXT)(free=free)
 
-    def _holders(self, lock: str) -> Generator[Said, None, int]:
-        """Say who holds `lock`, or for whom it is kept. Return the number of holders."""
+    def _holders(self, lock: str, limit: int = 0) -> Generator[Said, None, int]:
+        """Say who holds `lock`, or for whom it is kept. Return the number of holders.
+
+        With a rate, nothing is said while fewer than `limit` permits are spent.
+        """
         rows = [row for row in self._locks.of(lock) if row.part.kind != "queued"]
-        spent = sorted((row for row in rows if row.state == "spent"), key=lambda row: row.ttl or 0.0)
-        yield from map(self._row, [row for row in rows if row not in spent[1:]])
+        is_used_up = len(rows) >= limit
+        yield from map(self._row, (row for row in with_one_spent(rows) if is_used_up or row.state != "spent"))
         if self._workers.problem is None:
             yield from map(Said, silent(rows, self._answered))
         return len(rows)

@@ -69,9 +69,10 @@ def policy_for(holder: LockInfo, options: LockOptions) -> str:
 def follows(causes: frozenset[str], holder: LockInfo) -> bool:
     """Whether `holder` caused the message, which makes the message a successor and not a duplicate.
 
-    The causes include the root, because the first step of a chain may run once more when the last step arrives.
+    The causes include the root, because the first step of a chain may run once more when the last step arrives. A run
+    that has spent a permit of a rate holds nothing that its successors would have to wait for.
     """
-    return holder.task_id is not None and holder.task_id in causes
+    return holder.task_id is not None and holder.task_id in causes and holder.state != "spent"
 
 
 POLICIES: dict[str, Policy] = {"join": join, "raise": refuse, "skip": skip, "wait": wait}

@@ -44,7 +44,7 @@ def acquire(
         else:  # no place in the queue is used, but a message may run before its permit is handed over to it
             options, keys, values = f"{options}CgG", (*keys, names.gone(claim.nonce)), (*values, _ms(NOTE_TTL))
     if demand.capacity > 1:
-        options, values = f"{options}S", (*values, str(demand.capacity))
+        options, values = f"{options}S", (*values, str(demand.runs or demand.capacity))
     if numbered is not None:
         options, values = f"{options}M", (*values, str(numbered.number or ""))
         if numbered.body is not None:

@@ -44,7 +44,10 @@ class Demand(NamedTuple):
     """How many holders the lock can have at once, 1 to `MAX_CAPACITY`. An acquire gets no permit with a higher number,
     but a search for a holder goes up to `MAX_CAPACITY`."""
     spent: float = 0.0
-    """With a rate: for how many seconds a permit is spent from its grant. It has no owner then. 0 without."""
+    """With a rate: its time in seconds. From its grant, a permit is spent for this time or a share of it, and has no
+    owner. 0 without."""
+    runs: int = 0
+    """With a rate: how many runs may begin in that time."""
     share: Share | None = None
     """None if waiters go by time."""
 

@@ -6,6 +6,7 @@ Code inside the run finds the run's lock through Celery's request.
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -167,7 +168,7 @@ class Execution:
     def _taken(self, lock: HeldLock) -> None:
         """Have the keeper renew `lock`, which was granted, and send the signal `lock_acquired`."""
         if lock.demand.spent:  # the run holds nothing: the permit is free when its time is over
-            lock.hold = lock.hold.over()
+            lock.hold, lock.deadline = lock.hold.over(), -math.inf
             ASKED_KEYS.forget(self.message.delivery.nonce)
         else:
             self._server.keeper.add(lock)

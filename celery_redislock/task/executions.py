@@ -49,6 +49,13 @@ class WorkerExecution(Execution):
             super()._end(held, state)
             ASKED_KEYS.forget(self.message.delivery.nonce)  # no effect in a child
 
+    def end(self, state: str | None) -> None:
+        """See `Execution.end`. A run with a rate holds nothing, so that nothing else is left to do at its end."""
+        held = self.held
+        if state == states.IGNORED and held is not None and held.demand.spent and held.hold.phase is Phase.OVER:
+            self.leave_no_retry()
+        super().end(state)
+
     def leave_no_retry(self) -> None:
         """Show IGNORED instead of the RETRY of the previous attempt, or of this one while it waited."""
         if self._may_leave_retry and (self.message.attempt.retries or self.message.header.times):

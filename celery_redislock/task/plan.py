@@ -43,6 +43,7 @@ from celery_redislock.options import (
     OnOutage,
     Rule,
     Scope,
+    accepts,
     name_of,
     resolve_options,
     resolve_settings,
@@ -216,7 +217,7 @@ class LockPlan:
             made = value(arguments)
         except Exception as error:
             raise LockKeyError(f"{self.task}: lock_{option} raised {blame(error)}") from error
-        if not rule.accepts(made):
+        if not accepts(rule, made):
             is_number = type(made) is int or (type(made) is float and rule is WEIGHT)
             shown = made if is_number else f"a {type(made).__name__}"
             raise LockKeyError(f"{self.task}: lock_{option} must return {rule.allowed}, not {shown}")

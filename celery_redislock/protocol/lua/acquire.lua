@@ -15,7 +15,8 @@
 -- P value  how long the place stays reserved if no permit is granted, in milliseconds
 -- g key    the note saying that the claim is no longer needed; given with C, if the capacity is above 1
 -- G value  how long that note lives, in milliseconds
--- S value  the capacity: the caller gets no free permit with a higher number; given only if it is above 1
+-- S value  the capacity: the caller gets no free permit with a higher number; given only if it is above 1. With a rate,
+--          the number of runs, which may exceed the number of permits; ARGV[3] is the rate's time
 -- M value  the number that the call was given before; empty: no newer call replaces it. Given only if calls may have
 --          been merged into the caller's message
 -- L value  the body of the message's own arguments. They replace the last that the attempt before was given: the message
@@ -64,7 +65,8 @@ end
 local lock, line, token, lease = KEYS[1], KEYS[2], ARGV[2], ARGV[3]
 local owner, given = string.sub(token, 1, OWNER_LENGTH), options(2, 3)
 local note, fence, call, claim, place, gone = given.n, given.f, given.W, given.C, given.p, given.g
-local capacity = tonumber(given.S or 1)
+local runs = tonumber(given.S or 1)
+local capacity = math.min(runs, MAX_PERMITS)
 
 -- The capacity may have just been lowered: then the caller's attempt, or its reservation, may have a permit above it.
 local names, values = permits(lock, line, 1, (note or claim and capacity > 1) and MAX_PERMITS or capacity)
@@ -206,6 +208,10 @@ if books and call then  -- a grant out of turn moves nothing: others with smalle
   end
 end
 
+-- If a rate has more runs than there are permits, each permit is granted several times in the rate's time. Permits share
+-- the runs so that a greater rate grants none of them less often: the permits of two rates allow no more than the greater.
+local times = math.floor((runs - granted) / MAX_PERMITS) + 1
+if times > 1 then lease = whole(math.ceil(lease / times)) end
 -- An acquire without a reply is followed by a release of exactly its token. That release may arrive after this grant,
 -- so the permit must not keep that old token, even if the caller is its owner.
 if not store(names[granted], token, lease, values[granted] and 'XX' or 'NX') then
@@ -222,6 +228,11 @@ if gone and not is_reserved and not mine then
   redis.call('SET', gone, '', 'PX', given.G)
 end
 give_back_all_but(granted)
+if call and state_of(token) == SPENT then
+  -- The room that called the caller may still be the first in line, and did not know when this permit is free again.
+  local first = redis.call('ZRANGE', line, 0, 0)[1]
+  if first then hint(first, 'in' .. lease, lock) end
+end
 if not fence and not job then
   return {'granted', granted}
 end

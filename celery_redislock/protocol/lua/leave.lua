@@ -15,9 +15,11 @@
 
 local lock, line, room = KEYS[1], KEYS[2], ARGV[1]
 local reply = 'left'
+local is_rate = false
 redis.call('ZREM', line, room)
 local names, values = permits(lock, line, 1, capacity_of(room))
 for number, value in ipairs(values) do
+  is_rate = is_rate or state_of(value) == SPENT
   if value == room then
     redis.call('DEL', names[number])
     reply = 'released'
@@ -26,4 +28,6 @@ for number, value in ipairs(values) do
     offer_next(lock, line, number)
   end
 end
+local first = is_rate and redis.call('ZRANGE', line, 0, 0)[1]
+if first then hint(first, 'look', lock) end  -- it may be the first only now, and is to check when a permit is free
 return reply
