@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.lab.servers import wait_until
+
 pytest.importorskip("django")
 
 PAGE = "django.md"
@@ -46,8 +48,7 @@ print(waits.get(timeout=20), services.restock(product.pk, 1))
     printed = project.run("-c", SETUP + program).split()
     assert printed[0] == "12.0"
     assert printed[-2:] == ["9", "10"]
-    assert "succeeded in" in log()
-    assert "'indexed tea'" in log()
+    wait_until(lambda: "'indexed tea'" in log(), "the change is indexed")
     assert "ERROR" not in log()
 
 
