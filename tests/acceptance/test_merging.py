@@ -91,7 +91,7 @@ class TestLatest:
     @on_every_broker
     def test_a_retry_takes_the_place_and_gets_later_arguments(self, tasks, start_worker, running, gate, ledger):
         start_worker(2)
-        first = tasks.latest.delay("k", "first", str(gate), "retry", "1")
+        first = tasks.latest.delay("k", "first", str(gate), "retry", "4")
         running("first")
         gate.open()
         wait_until(lambda: first.state == states.RETRY, "it has called retry")
@@ -118,7 +118,7 @@ class TestARetry:
         self, tasks, start_worker, running, gate, ledger, nothing_is_left
     ):
         start_worker(2)
-        first = tasks.collected.delay("k", "first", str(gate), "retry", "1")
+        first = tasks.collected.delay("k", "first", str(gate), "retry", "4")
         running("first")
         gate.open()
         wait_until(lambda: first.state == states.RETRY, "it has called retry")
@@ -145,7 +145,7 @@ class TestARetry:
         self, app, tasks, start_worker, running, gate, ledger
     ):
         worker = start_worker(2)
-        first = tasks.latest.delay("k", "first", str(gate), "retry", "3")
+        first = tasks.latest.delay("k", "first", str(gate), "retry", "60")
         running("first")
         gate.open()
         wait_until(lambda: first.state == states.RETRY, "it has called retry")
@@ -227,7 +227,7 @@ class TestATicketThatDoesNotRun:
     ):
         held(tasks.latest)
         calls = [tasks.latest.delay("k", number) for number in range(3)]
-        time.sleep(0.5)
+        wait_until(lambda: kept(app) == 1, "it waits")
         app.control.revoke(calls[0].id, reply=True, limit=1, timeout=5)
         for call in calls:
             with pytest.raises(TaskRevokedError):
@@ -257,10 +257,11 @@ class TestATicketThatDoesNotRun:
     @on_every_broker
     def test_expires_if_all_its_calls_do(self, tasks, held, ledger, gate, nothing_is_left):
         held(tasks.latest)
-        first = tasks.latest.apply_async(("k", "first"), expires=0.2)
-        last = tasks.latest.apply_async(("k", "last"), expires=0.3)
+        first = tasks.latest.apply_async(("k", "first"), expires=2)
+        last = tasks.latest.apply_async(("k", "last"), expires=2.1)
+        over = time.time() + 2.1
         assert last.id == first.id
-        time.sleep(0.5)
+        wait_until(lambda: time.time() > over, "both have expired")
         gate.open()
         with pytest.raises(TaskRevokedError, match="expired"):
             last.get(timeout=PATIENCE)
@@ -269,13 +270,14 @@ class TestATicketThatDoesNotRun:
         nothing_is_left()
 
     @on_every_broker
-    @pytest.mark.parametrize("expires", [(0.3, None), (None, 0.3)], ids=["the first does", "the last does"])
+    @pytest.mark.parametrize("expires", [(2, None), (None, 2)], ids=["the first does", "the last does"])
     def test_does_not_expire_if_one_of_its_calls_does_not(self, tasks, held, ledger, gate, nothing_is_left, expires):
         held(tasks.latest)
         first = tasks.latest.apply_async(("k", "first"), expires=expires[0])
         last = tasks.latest.apply_async(("k", "last"), expires=expires[1])
+        over = time.time() + 2
         assert last.id == first.id
-        time.sleep(0.5)
+        wait_until(lambda: time.time() > over, "one of them has expired")
         gate.open()
         assert last.get(timeout=PATIENCE) == "last"
         nothing_is_left()
