@@ -58,7 +58,7 @@ def test_a_worker_fetches_on_as_soon_as_a_message_waits(tasks, start_worker, poo
     with tasks.work.lock_for("k"):
         for number in range(30):
             tasks.work.delay("k", number)
-        wait_until(lambda: waiting_in(worker) == 30, "all wait", 15)
+        wait_until(lambda: waiting_in(worker) == 30, "all wait", 25)
 
 
 def test_under_gevent_what_waits_when_redis_as_the_broker_goes_away_waits_again_when_it_is_back(

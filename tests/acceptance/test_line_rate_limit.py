@@ -31,12 +31,11 @@ def limited(config):
 
 
 @counts_on_wake_ups("it counts how many run in a while")
-@pytest.mark.parametrize(
-    ("pool", "rate"), [("prefork", 2), ("threads", 4), ("gevent", 4), ("eventlet", 4), ("solo", 4)]
-)
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet", "solo"])
 def test_those_who_wait_hold_no_stranger_up_and_run_in_order_as_often_as_the_limit_allows(
-    limited, config, start_worker, ledger, pool, rate
+    limited, config, start_worker, ledger, pool
 ):
+    rate = 2  # a second: the machine may be busy for longer than a quarter of one
     need_pool(pool)
     config.settings |= {"worker_prefetch_multiplier": 8, "lab_tokens": True}
     work = limited("2/m")
@@ -61,7 +60,7 @@ def test_those_who_wait_hold_no_stranger_up_and_run_in_order_as_often_as_the_lim
 @counts_on_wake_ups("it has its turn five seconds later")
 def test_who_has_its_turn_takes_the_next_token_before_those_that_have_not_waited(limited, config, start_worker, ledger):
     config.settings["worker_prefetch_multiplier"] = 8
-    work = limited("4/s")
+    work = limited("2/s")
     start_worker(1)
     with work.lock_for("k"):
         waits = work.delay("k", "waits")
@@ -69,10 +68,10 @@ def test_who_has_its_turn_takes_the_next_token_before_those_that_have_not_waited
         strangers = [work.delay(number, number) for number in range(16)]
         wait_until(lambda: len(ledger.items()) >= 2, "two strangers have run")
     had_run = len(ledger.items())
-    waits.get(timeout=10)
+    waits.get(timeout=20)
     assert ledger.items().index("waits") <= had_run + 4
     for result in strangers:
-        result.get(timeout=10)
+        result.get(timeout=20)
 
 
 def test_a_worker_whose_next_token_is_far_off_lets_another_worker_have_its_turn(limited, config, start_worker, ledger):
