@@ -18,8 +18,9 @@ from tests.lab.servers import wait_until
 NO_RETRIES = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
 #: Seconds for which the publishers of the recorder publish, and the pauses between two faults.
 FOR, BETWEEN_FAULTS = 60.0 if IS_MATRIX else 8.0, 0.4
-#: One after the other, again and again. An order is carried out by the publisher that sends the next message.
-FAULTS = ["cut", *ORDERS, "kill", "cut off", "double", "die", "refuse", "dawdle"]
+#: One after the other, again and again. An order is carried out by the publisher that sends the next message. The first
+#: fault waits for the publishers; what must be witnessed comes before the first start of a worker, which may take long.
+FAULTS = ["refuse", "cut", *ORDERS, "kill", "cut off", "double", "die", "dawdle"]
 #: What the recorder must have seen, or it has proved nothing.
 WITNESSED = {"jobs", "merged", "error", "killed", "dies", "dawdles", "doubles"}
 #: How many processes call, and how often each.

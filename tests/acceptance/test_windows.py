@@ -29,8 +29,9 @@ HOUR_IN_MS = 3_600_000
 
 #: Seconds for which the publishers of the recorder publish, and the pauses between two faults.
 FOR, BETWEEN_FAULTS = 60.0 if IS_MATRIX else 8.0, 0.4
-#: One after the other, again and again. An order is carried out by the publisher that sends the next message.
-FAULTS = ["cut", *ORDERS, "kill", "double", "die", "refuse", "dawdle"]
+#: One after the other, again and again. An order is carried out by the publisher that sends the next message. The first
+#: fault waits for the publishers; what must be witnessed comes before the first start of a worker, which may take long.
+FAULTS = ["refuse", "cut", *ORDERS, "kill", "double", "die", "dawdle"]
 #: What the recorder must have seen, or it has proved nothing.
 WITNESSED = {"jobs", "answers", "errors", "dies", "dawdles", "doubles"}
 
