@@ -18,6 +18,7 @@ from celery.exceptions import TaskRevokedError, TimeLimitExceeded, WorkerLostErr
 from tests.conftest import IS_MATRIX, every, on_every_broker
 from tests.lab.servers import wait_until
 from tests.lab.wake_ups import counts_on_wake_ups
+from tests.lab.workers import acked
 
 #: The lease of these tests' locks is 30 s, of which 20 s are left at least when a child dies: what is free before that
 #: was released.
@@ -97,12 +98,13 @@ def test_half_of_twelve_killed_children_free_their_keys_within_30_ms(tasks, star
 
 
 @pytest.mark.skipif(not hasattr(os, "waitid"), reason="the system tells of no deaths")
-def test_no_thread_of_a_worker_wakes_up_while_no_child_dies(tasks, start_worker, running):
+def test_no_thread_of_a_worker_wakes_up_while_no_child_dies(app, tasks, start_worker, running):
     """A busy machine only wakes them up less often. The main thread has Celery's timers."""
     worker = start_worker(2)
     assert tasks.work.delay("k", "over").get(timeout=PATIENCE) == "over"
     tasks.work.delay("k", "holds", 60)
     running("holds")
+    wait_until(lambda: acked(app, "lab.work") == 1, "the main process has heard that it runs")
     main = worker.process.pid
 
     def wake_ups():

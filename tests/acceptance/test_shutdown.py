@@ -115,6 +115,7 @@ def test_a_cold_shutdown_while_a_lost_connection_is_handled_ends_as_any_other(
     first_worker = start_worker(2)
     tasks.restarted.delay("k", "given back", 60)
     running("given back")
+    wait_until(lambda: known(tasks.work.app) == 1, "the main process knows of it")
     broker_proxy.cut()
     first_worker.wait()
     assert "Traceback" not in first_worker.output()
