@@ -60,6 +60,11 @@ def test_a_message_that_waits_takes_no_slot(tasks, start_worker, ledger):
     assert [item for item in ledger.items() if len(item) < 3] == [str(number) for number in range(len(waiting))]
 
 
+def ran_but_for_the_limited(ledger):
+    """What ran, in order. Where the machine is slow, a time limit may be over before its body begins."""
+    return [item for item in ledger.items() if item != "limited"]
+
+
 @pytest.mark.parametrize("late", ["lab_kills_late", "lab_replaces_late"])
 def test_a_message_waits_for_no_child_that_is_to_be_killed_or_replaced_while_another_worker_has_a_free_one(
     config, tasks, start_worker, ledger, gate, tmp_path, late
@@ -78,7 +83,7 @@ def test_a_message_waits_for_no_child_that_is_to_be_killed_or_replaced_while_ano
         tasks.work.apply_async(("k", "later"), queue=other)
         wait_until(lambda: tasks.work.lock_info("k").waiting_processes == 2, "both workers stand in line")
         time.sleep(0.5)  # the room looks every 0.05 s for a slot: it would stand in line with one that is none
-    wait_until(lambda: ledger.items() == ["limited", "later"], "the later one runs")
+    wait_until(lambda: ran_but_for_the_limited(ledger) == ["later"], "the later one runs")
     at_last.open()
     assert waits.get(timeout=20) == "waits"
 
@@ -108,7 +113,7 @@ def test_a_message_for_which_a_slot_is_held_waits_all_the_same_where_no_child_li
             limited.get(timeout=20)
         tasks.work.apply_async(("k", "later"), queue=other)
         wait_until(lambda: tasks.work.lock_info("k").waiting_processes == 2, "both workers stand in line")
-    wait_until(lambda: ledger.items() == ["stranger", "limited", "later"], "the later one runs")
+    wait_until(lambda: ran_but_for_the_limited(ledger) == ["stranger", "later"], "the later one runs")
     at_last.open()
     assert waits.get(timeout=20) == "waits"
 
@@ -204,20 +209,22 @@ def test_messages_that_are_acked_early_are_acked_also_where_they_begin_before_th
         wait_until(lambda: broker.hlen("unacked") == 0, "all are acked")
 
 
-@counts_on_wake_ups("it measures how soon the next one runs")
-def test_a_message_that_is_revoked_while_it_waits_does_not_run_and_the_next_one_does(tasks, start_worker, ledger):
+@counts_on_wake_ups("a call lasts for a minute here")
+def test_a_message_that_is_revoked_while_it_waits_does_not_run_and_the_next_one_does(
+    config, tasks, start_worker, ledger
+):
+    """No call lapses during the test: the next one would wait for the end of one to the revoked message."""
+    config.settings["lab_long_offers"] = True
     worker = start_worker(2)
     with tasks.work.lock_for("k"):
         waiting = [tasks.work.delay("k", number) for number in range(3)]
         wait_until(lambda: kept(tasks.work.app) == 3, "all wait")
         waiting[0].revoke()
         wait_until(lambda: "flagged as revoked" in worker.output(), "the worker knows")
-    begin = time.monotonic()
     with pytest.raises(TaskRevokedError):
         waiting[0].get(timeout=20)
     waiting[2].get(timeout=20)
     assert ledger.items() == ["1", "2"]
-    assert time.monotonic() - begin < 5
 
 
 def test_a_worker_tells_what_waits_in_it_and_the_lock_how_many_rooms_wait(tasks, app, start_worker, ledger):

@@ -25,7 +25,7 @@ def test_in_a_worker_with_a_backlog_a_waiting_message_gets_the_next_slot_once_it
     with tasks.work.lock_for("k"):
         waiting = [tasks.work.delay("k", number) for number in range(8)]
         wait_until(lambda: kept(tasks.work.app) == 8, "all wait")
-        strangers = [tasks.plain.delay(seconds=0.2) for _ in range(100)]
+        strangers = [tasks.plain.delay(seconds=0.5) for _ in range(100)]
         wait_until(lambda: len(ledger.runs()) >= 10, "the backlog is being worked off")
     before = len(ledger.runs())
     for result in waiting:
