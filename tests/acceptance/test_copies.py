@@ -57,7 +57,7 @@ def test_three_hundred_runs_of_which_nearly_all_wait_in_line_leave_nothing(tasks
     work = tasks.tasks["lab.work"]
     with work.lock_for(0), work.lock_for(1), work.lock_for(2):
         results = [work.delay(number % 3, number) for number in range(300)]
-        wait_until(lambda: kept(tasks, 2) > 290, "they wait", 20)  # a few are still with a child
+        wait_until(lambda: kept(tasks, 2) > 290, "they wait", 60)  # a few are still with a child
     for result in results:
         result.get(timeout=30)
     assert sorted(ledger.items()) == sorted(map(str, range(300)))
