@@ -170,9 +170,9 @@ class TestWorkers:
             assert process.status() == "stopped"
         short = tasks.work.delay("another", "short")
         worker.resume()
-        assert short.get(timeout=10) == "short"
+        assert short.get(timeout=30) == "short"
         child = worker.pause_child(next(run.pid for run in ledger.runs() if run.item == "long"))
-        assert tasks.work.delay("a third", "other").get(timeout=10) == "other"
+        assert tasks.work.delay("a third", "other").get(timeout=30) == "other"
         worker.resume_child(child)
         wait_until(lambda: ledger.running() == [], "the long run ends")
 

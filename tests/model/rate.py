@@ -40,7 +40,7 @@ class Scenario(NamedTuple):
         return self.spent * 2 // self.permits
 
 
-TWO_PERMITS = Scenario("a rate of two, by two permits", 2, 2, 3, Faults(2, deaths=2, lost_replies=1, timeouts=1))
+TWO_PERMITS = Scenario("a rate of two, by two permits", 2, 2, 3, Faults(2, deaths=1, lost_replies=1, timeouts=1))
 ONE_PERMIT = Scenario("a rate of two, by one permit", 1, 1, 3, Faults(2, deaths=2, lost_replies=1, timeouts=1))
 SCENARIOS = (TWO_PERMITS, ONE_PERMIT)
 MOST = 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Iterator
 
@@ -24,6 +25,16 @@ FOUND_IN = {
     Mistake.UNDO_BY_ATTEMPT: (TWO_PERMITS, Promise.RATE),
 }
 KEY, SPENT = "{rated}", 60.0
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(autouse=True)
+def _without_collector() -> Iterator[None]:
+    """The garbage collector would look at all states again and again."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)

@@ -77,7 +77,7 @@ LONG = f"redislock:{{shop.bill.send:{'0123456789abcdef' * 2}}}"
 @pytest.mark.parametrize("width", [80, 100, 200])
 def test_in_a_terminal_each_row_is_one_line_with_the_state_the_age_what_waits_the_key_and_the_host(width, key, host):
     token = mint(mint_nonce(), Attempt("109d6949-eb3d-40eb-acec-ea7f16ee6db2", 0, 0), origin(host, "shop.bill"))
-    head, line = table([row(key, waiting=500, token=token)], datetime.now(UTC), width)
+    head, line = table([row(key, waiting=500, token=token)], token.since, width)
     assert len(line) <= width
     assert head.split()[:5] == ["STATE", "AGE", "WAITING", "KEY", "HOST"]
     state, age, waiting, shown_key, shown_host, *_ = line.split()
