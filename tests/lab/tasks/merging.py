@@ -19,7 +19,7 @@ from tests.lab.ledger import Ledger
 from .decorator import decorator_of
 
 
-class DiesOnce(LockedTask[..., Any]):
+class DiesOnce(LockedTask):
     """The process dies before its first run has asked for the key."""
 
     def before_start(self, task_id: str, args: Any, kwargs: dict[str, Any]) -> None:
