@@ -151,6 +151,15 @@ def test_a_rate_that_the_arguments_tell_is_checked_at_the_run(tasks, start_worke
     assert ledger.items() == ["1/m"]
 
 
+def test_a_run_that_had_waited_and_ends_with_ignore_does_not_stay_retry(tasks, start_worker):
+    start_worker(1)
+    for number in range(2):
+        tasks.rated_by_key.delay("k", number)
+    waits = tasks.rated_by_key.delay("k", "waits", 0, "ignore")
+    wait_until(lambda: waits.state == states.RETRY, "it waits")
+    wait_until(lambda: waits.state == states.IGNORED, "it has run")
+
+
 def test_a_receiver_of_lock_acquired_has_nothing_to_extend(tasks):
     seen = []
 

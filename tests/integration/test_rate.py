@@ -14,7 +14,7 @@ from celery_redislock.line.room import Room
 from celery_redislock.line.waiters import Waiter
 from celery_redislock.options import shares_of
 from celery_redislock.protocol import commands, tokens
-from celery_redislock.protocol.names import Demand, keys_of
+from celery_redislock.protocol.names import Demand, channel_of, keys_of
 from celery_redislock.protocol.replies import Conflict, Granted
 from celery_redislock.protocol.scripts import Tag
 from tests.integration.conftest import KEY
@@ -102,6 +102,22 @@ def test_lock_info_is_free_until_all_permits_are_spent(ask, store):
     assert store.look(RATE) is None
     ask(mint())
     assert store.look(RATE).is_spent
+
+
+def test_a_room_that_leaves_tells_the_next_one_to_check(ask, store, locks):
+    rooms = [tokens.of_room(tokens.mint_nonce(), f"host {number}") for number in range(2)]
+    ask(mint())
+    ask(mint())
+    waits = [store.stand(RATE, room, rank, None) for rank, room in enumerate(rooms, 1)]
+    assert waits[1].ttl > waits[0].ttl + 0.9, "the second checks a second later, in case the first is dead"
+    with locks.client.pubsub(ignore_subscribe_messages=True) as hears:
+        hears.subscribe(channel_of(rooms[1].nonce))
+        wait_until(lambda: locks.client.pubsub_numsub(channel_of(rooms[1].nonce))[0][1], "it hears")
+        store.leave(RATE, rooms[0])
+        hints = []
+        wait_until(lambda: hints.append(hears.get_message(timeout=1)) or hints[-1], "it is told")
+    assert hints[-1]["data"] == f"look 2 {KEY}".encode()
+    assert store.stand(RATE, rooms[1], 2, None).ttl <= 1
 
 
 class Guest(Waiter):

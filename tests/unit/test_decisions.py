@@ -87,6 +87,12 @@ def test_what_cannot_have_begun_is_a_duplicate(changed: dict[str, Any]) -> None:
     assert decide(MESSAGE._replace(delivery=FRESH._replace(**changed))) == Skip(Skipped.DUPLICATE, "holder")
 
 
+def test_what_a_run_has_sent_is_skipped_where_that_run_has_only_spent_a_share_of_a_rate() -> None:
+    caused = MESSAGE._replace(causes=frozenset({"holder"}))
+    assert decide(caused, HOLDER._replace(state="spent")) == Skip(Skipped.SPENT)
+    assert decide(caused) == ComeBack(is_begun=False)
+
+
 def test_a_copy_of_the_holders_own_message_comes_back_as_begun() -> None:
     decision = on_conflict(MESSAGE, HOLDER, options(), is_own_copy=True, has_ended=lambda _: False)
     assert decision == ComeBack(is_begun=True)

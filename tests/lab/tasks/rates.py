@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from celery import Celery
+from celery.exceptions import Ignore
 
 from tests.lab.gate import spend
 from tests.lab.ledger import Ledger
@@ -33,6 +34,8 @@ def define(app: Celery, ledger: Ledger) -> None:
             """Tells what its lock is; or retries itself once."""
             with ledger.run(key, item):
                 spend(seconds)
+                if how == "ignore":
+                    raise Ignore
                 if how == "retry" and not self.request.retries:
                     raise self.retry(countdown=0)
             return self.lock.state
