@@ -23,9 +23,10 @@ from celery_redislock.celery_port import (
     retried_body,
     set_retried_body,
 )
-from celery_redislock.errors import LockConfigError, LockConflict
+from celery_redislock.errors import LockConfigError, LockConflict, LockReplaced
 from celery_redislock.options import ATTRIBUTES
 from celery_redislock.policy.raise_ import expect
+from celery_redislock.policy.replace import end_replaced
 
 from .execution import execution_of
 from .plan import LockAttributes, LockPlan
@@ -205,8 +206,11 @@ def guard(
         if abort is None or abort.is_armed:
             # An armed `abort` means that the body itself called this wrapper, through `self.run()` or `super().run()`.
             return body(*args, **kwargs)
-        with abort:
-            return body(*args, **kwargs)
+        try:
+            with abort:
+                return body(*args, **kwargs)
+        except LockReplaced as error:
+            end_replaced(execution.message, error.task_id, has_run=True)
 
     run.__redislock__ = body  # type: ignore[attr-defined]
     return run
