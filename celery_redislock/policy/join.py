@@ -182,8 +182,8 @@ def has_ended(task: Task[..., Any], holder: LockInfo, *, cools_down: bool) -> bo
     ended if the task's keys cool down (`cools_down`): the policy then applies to a newcomer, as it will during the
     cooldown, and the newcomer does not wait in line until the cooldown is over.
     """
-    may_have_ended = holder.state in {*RUNNING, "queued"} and holder.task_id is not None
-    if not may_have_ended or backend_scheme(task.app) in PRIVATE_BACKENDS:
+    may_have_ended = holder.state in {*RUNNING, "queued"} and backend_scheme(task.app) not in PRIVATE_BACKENDS
+    if holder.task_id is None or not may_have_ended:
         return False
     try:
         meta = task.backend.get_task_meta(holder.task_id, cache=False)

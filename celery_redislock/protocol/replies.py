@@ -185,7 +185,8 @@ class Renewed(NamedTuple):
     """The task that asks the holder to stop; None if none does."""
 
     @classmethod
-    def of(cls, tag: bytes) -> Self | None:
+    def of(cls, reply: bytes | list[bytes]) -> Self | None:
         """Return what a renewal's reply about one key means; None if the key is lost."""
-        tag, _, asked_by = tag.partition(b" ")
-        return cls(unescape(asked_by.decode(errors="replace")) or None) if tag == Tag.KEPT else None
+        if isinstance(reply, list):
+            return cls(unescape(reply[1].decode(errors="replace")))
+        return cls() if reply == Tag.KEPT else None

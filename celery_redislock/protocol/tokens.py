@@ -1,9 +1,9 @@
 """The token: what a key holds for its one owner. Only this module mints and parses tokens.
 
 A token is ``<state><nonce> <attempt> <milliseconds since the epoch> <host> <task>``. Fields are escaped so that none
-contains a space; ``*`` is a field without a value. The scripts read the state; the nonce, which tells who owns the key;
-and the attempt, which tells whether a message is a copy of the holder's. lua/prelude.lua has that code. If the holder is
-asked to stop, ``<`` and the id of the task that replaces it come last.
+contains a space; ``*`` is a field without a value. If the holder is asked to stop, ``<`` and the id of the task that
+replaces it come last. The scripts read the state; the nonce, which tells who owns the key; and the attempt, which tells
+whether a message is a copy of the holder's. lua/prelude.lua has that code.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ class Execution:
         request: Celery's request.
         message: The request's message, from `delivered`.
         held: The lock that the run asks for, with its hold; None until `demands`.
-        abort: Ends the body when the lock is lost, if `lock_on_lost` is ``abort``, or when a newer call replaces the run;
-            None if neither can happen.
+        abort: Ends the body when the lock is lost, if `lock_on_lost` is ``abort``, or when a newer call replaces the
+            run; None if neither can happen.
         joined: The outcome of the joined task: the run ends with it and does not run its body. None if it joined none.
         number: The number of the call that the run is for; 0 if it has none.
     """

@@ -21,8 +21,8 @@
 --          been merged into the caller's message
 -- L value  the body of the message's own arguments. They replace the last that the attempt before was given: the message
 --          is its retry, but could not be merged. Given only with M
--- Z value  ids of the jobs that caused the caller's call; each id has a space before and after it. Given, with M, only if
---          the run that has the key is asked to stop, unless it is of one of these jobs
+-- Z value  ids of the jobs that caused the call; spelled as for reserve.lua. Given, with M, only if the run that has the
+--          key is asked to stop, unless it is of one of these jobs
 -- F value  the digest of the caller's group; given only if the groups that wait for the lock take turns
 -- H value  how long a turn of that group is, in microseconds of virtual time; given with F
 -- Y value  the rank that the caller was given before; empty if it has none. Given with F
@@ -226,8 +226,8 @@ end
 if state_of(values[granted]) == SEEN then
   mark(names[granted], token)
 end
-local by = mine and asked_by(values[mine])
-if by then redis.call('SETRANGE', lock, #token, ' <' .. by) end
+local asking = mine and asked_by(values[mine])
+if asking then redis.call('SETRANGE', lock, #token, ' <' .. asking) end
 if place and is_owned_by(claim, redis.call('GET', place)) then
   redis.call('DEL', place)  -- from now on another message may wait
 end

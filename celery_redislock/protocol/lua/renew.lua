@@ -6,7 +6,7 @@
 -- ARGV[2i]     the lease of key i, in milliseconds; empty: the key keeps the time that it has left
 --
 -- Returns one tag for each key: kept: renewed, lost: no longer the owner's, or not a string
---         kept, a space and a task id: renewed, but that task asks the owner to stop
+--         {kept, task id}: renewed, but that task asks the owner to stop
 
 -- Fast path: one key, which its owner has. It precedes the prelude, whose definitions take longer than this.
 if #KEYS == 1 then
@@ -34,7 +34,7 @@ for i, key in ipairs(KEYS) do
     if state_of(value) == SENDING then redis.call('SETRANGE', key, 0, RESERVED) end
     if ARGV[2 * i] ~= '' then redis.call('PEXPIRE', key, ARGV[2 * i]) end
     local by = asked_by(value)
-    reply[i] = by and 'kept ' .. by or 'kept'
+    reply[i] = by and {'kept', by} or 'kept'
   end
 end
 return reply

@@ -14,6 +14,8 @@ from tests.lab.ledger import Ledger
 
 from .decorator import decorator_of
 
+STEP = 0.02
+
 
 def define(app: Celery, ledger: Ledger) -> None:
     """Define the tasks of this module."""
@@ -65,14 +67,18 @@ def define(app: Celery, ledger: Ledger) -> None:
                             os._exit(9)
                     case "retries" if not self.request.retries:
                         try:
-                            self.retry(countdown=float(file), throw=False)
-                        finally:
                             spend(seconds)
+                        except Exception as error:
+                            raise self.retry(exc=error, countdown=0) from error
+                    case "fails" if not self.request.retries:
+                        raise self.retry(countdown=float(file))
                     case "calls itself":
                         self.delay(key, "successor")
                         spend(seconds)
                     case _:
-                        spend(seconds)
+                        for _ in range(round(seconds / STEP) if isinstance(seconds, float) else 0):
+                            time.sleep(STEP)  # a body that is stopped ends with the step
+                        spend("" if isinstance(seconds, float) else seconds)
             return item
 
     @task("shares_newest", lock_key="shared-{key}", lock_on_conflict="wait")
