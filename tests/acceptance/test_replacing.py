@@ -248,8 +248,9 @@ class TestAReplacedRun:
 class TestManyCallsAtRandomTimes:
     @on_every_broker
     def test_stop_each_other_until_the_last_one_runs_to_its_end_though_children_are_killed(
-        self, tasks, start_worker, ledger, nothing_is_left
+        self, tasks, start_worker, ledger, locks
     ):
+        """What killed runs were given is kept for a minute after their messages have come again."""
         workers = [start_worker(2) for _ in range(2)]
         events = [(random.uniform(0, WITHIN), "call") for _ in range(CALLS)]
         events += [(random.uniform(1, WITHIN), "kill") for _ in range(KILLS)]
@@ -259,18 +260,19 @@ class TestManyCallsAtRandomTimes:
             if what == "call":
                 calls.append((time.monotonic(), tasks.newest.delay("k", len(calls), LASTS)))
                 continue
+            wait_until(ledger.running, "a child runs")
             children = {child.pid: worker for worker in workers for child in worker.children()}
             for pid in children.keys() & {run.pid for run in ledger.running()}:
                 children[pid].kill_child(pid)
                 kills += 1
         assert calls[-1][1].get(timeout=PATIENCE) == CALLS
-        assert kills
+        assert kills > KILLS / 2
         assert ledger.overlaps() == []
         items = [int(item) for item in ledger.items()]
         assert items == sorted(items)
         assert items.count(CALLS) == 1
         print(f"{len(items)} runs of {len(calls)} calls, {kills} killed; {stopped_within(ledger, calls)}")
-        nothing_is_left()
+        wait_until(lambda: [key for key in locks.held() if b":args:" not in key] == [], "nothing is held or in line")
 
 
 def stopped_within(ledger, calls):
