@@ -195,8 +195,10 @@ class Execution:
         if header.unmerged and header.number:
             serializer = self.message.delivery.serializer or self.task.serializer
             body = write_call(self.task.name, serializer, *self._arguments)
-        stops = header.number and self.message.options.on_conflict == "replace"
-        return Numbered(0 if mode == "all" else header.number, body, self.message.causes if stops else None)
+        stops_but = frozenset[str]() if self._is_replaceable else None
+        if header.number and self.message.options.on_conflict == "replace":
+            stops_but = self.message.causes
+        return Numbered(0 if mode == "all" else header.number, body, stops_but)
 
     def _use_calls(self, lock: HeldLock, grant: Granted) -> None:
         """Replace the arguments of the run by those of the last call that it was given.

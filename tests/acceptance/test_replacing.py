@@ -37,11 +37,6 @@ def is_replaced(older, newer):
     return older.state == states.REVOKED
 
 
-def asked_to_stop(task, key="k"):
-    """Wait until the run that holds the key is asked to stop."""
-    wait_until(lambda: (info := task.lock_info(key)) and info.state == "stopping", "it is asked to stop")
-
-
 class TestTheNewestCall:
     @on_every_broker
     def test_ends_the_running_one_and_runs_after_its_finally_block(
@@ -88,6 +83,18 @@ class TestTheNewestCall:
         assert newer.get(timeout=PATIENCE) == "newer"
         assert is_replaced(older, newer)
 
+    def test_is_known_to_the_body_and_to_the_lock_server_until_the_body_has_ended(
+        self, tasks, start_worker, running, gate, nobody_opens
+    ):
+        start_worker(2)
+        older = tasks.newest.delay("k", "older", nobody_opens, "swallows", str(gate))
+        running("older")
+        newer = tasks.newest.delay("k", "newer")
+        wait_until(lambda: tasks.newest.lock_info("k").state == "stopping", "it is asked to stop")
+        assert tasks.newest.lock_info("k").who == f"task {older.id} on w0@lab, which is asked to stop"
+        gate.open()
+        assert [one.get(timeout=PATIENCE) for one in (older, newer)] == ["older", "newer"]
+
     def test_that_is_merged_ends_the_running_one(self, tasks, start_worker, ledger, running, nobody_opens):
         start_worker(1)
         older = tasks.newest.delay("k", "older", nobody_opens)
@@ -122,6 +129,16 @@ class TestTheNewestCall:
         gate.open()
         assert only.get(timeout=PATIENCE) == "only"
         app.close()
+
+    def test_ends_the_running_one_before_its_debounce_is_over(self, tasks, start_worker, ledger, running, nobody_opens):
+        start_worker(2)
+        older = tasks.newest_debounced.apply_async(("k", "older", nobody_opens), task_id="at-once")
+        running("older")
+        newer = tasks.newest_debounced.delay("k", "newer")
+        assert newer.get(timeout=PATIENCE) == "newer"
+        assert is_replaced(older, newer)
+        ended, began = ledger.runs()[0].end, ledger.runs()[1].start
+        assert began - ended > 1.0
 
     def test_waits_politely_where_the_call_says_so(self, tasks, start_worker, ledger, running, gate):
         start_worker(2)

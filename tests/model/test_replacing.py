@@ -28,6 +28,7 @@ FOUND_IN = {
 }
 KEY = "redislock:{k}"
 NAMES = keys_of(KEY)
+REPLACEABLE = Numbered(0, stops_but=frozenset())
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -156,7 +157,7 @@ class TestWhoIsAsked:
     def asked(self, store, locks):
         """A run that has the key, and is asked to stop."""
         owner = Owner(Demand(KEY), HELD)
-        store.acquire(owner, 30.0, numbered=Numbered(0))
+        store.acquire(owner, 30.0, numbered=REPLACEABLE)
         reserve(store, locks)
         store.ask(WHO_ASKS["the publisher"]())
         return owner
@@ -168,7 +169,7 @@ class TestWhoIsAsked:
 
     def test_is_still_asked_if_its_grant_is_repeated(self, asked, store):
         """The reply to the grant was lost, and the call came in between."""
-        assert isinstance(store.acquire(Owner(Demand(KEY), HELD), 30.0, numbered=Numbered(0)), Granted)
+        assert isinstance(store.acquire(Owner(Demand(KEY), HELD), 30.0, numbered=REPLACEABLE), Granted)
         assert store.renew([(KEY, HELD, 60.0)]) == [Renewed("newer")]
 
     def test_can_undo_what_it_was_granted(self, asked, store, locks):
@@ -186,11 +187,11 @@ class TestWhoIsAsked:
         assert store.release(Demand(KEY), HELD)
         for _ in range(2):
             owner = Owner(Demand(KEY), again)
-            assert store.acquire(owner, 30.0, numbered=Numbered(0)) == Stopped("newer")
+            assert store.acquire(owner, 30.0, numbered=REPLACEABLE) == Stopped("newer")
 
     def test_begins_again_for_a_call_that_is_newer_than_who_asked(self, asked, store, locks):
         """Its lock was lost, but it has retried itself, and newer calls were merged into the retry."""
         assert store.release(Demand(KEY), HELD)
         number = int(locks.client.hget(NAMES.pending, "number"))
         retry = Owner(Demand(KEY), token("again", "older", retries=1))
-        assert isinstance(store.acquire(retry, 30.0, numbered=Numbered(number + 1)), Granted)
+        assert isinstance(store.acquire(retry, 30.0, numbered=REPLACEABLE._replace(number=number + 1)), Granted)

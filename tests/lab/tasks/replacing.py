@@ -27,10 +27,8 @@ def define(app: Celery, ledger: Ledger) -> None:
 
     for name, options in {
         "newest": late,
-        "newest_early": {},
         "newest_autoretry": {"autoretry_for": (Exception,), "retry_backoff": 0.1},
-        "newest_lasting": {"lock_max_hold": 2.0, "lock_lease": 2.0},
-        "newest_debounced": {"lock_debounce": 0.5},
+        "newest_debounced": {"lock_debounce": 4.0},
         "newest_cooled": {"lock_cooldown": 1.0},
         "newest_shared": {"lock_args": None, "lock_key": "shared-{key}"},
     }.items():
