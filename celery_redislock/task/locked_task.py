@@ -316,8 +316,7 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
 
         def __getattr__(self, name: str) -> Any:
             """An option that is set neither on the task nor on a base: the value that applies."""
-            bind(self)
-            plan = self._plan_in_use() if name in ATTRIBUTES else None
+            plan = self._plan_in_use() if name in ATTRIBUTES and bind(self) else None
             if plan is None:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             return getattr(plan.options, name.removeprefix("lock_"))

@@ -37,8 +37,9 @@ def begin(sender: Any = None, **_: Any) -> None:
 def warn_of_unlocked_tasks(instance: Any = None, **_: Any) -> None:
     """Warn about tasks that have lock options but are not a `LockedTask`, so that the options do nothing."""
     for name, task in sorted(instance.app.tasks.items()):
-        options = sorted(option for option in ATTRIBUTES if hasattr(task, option))
-        if options and not isinstance(task, LockedTask):
+        if isinstance(task, LockedTask):
+            continue
+        if options := sorted(option for option in ATTRIBUTES if hasattr(task, option)):
             logger.warning("task %s has %s but no lock: add base=LockedTask", name, ", ".join(options))
 
 
