@@ -24,7 +24,7 @@ from celery_redislock.message.republish import ignores_result
 from celery_redislock.options import ATTRIBUTES
 from celery_redislock.protocol.names import Demand
 
-from .binding import checked_plan, guard_body, is_given, refused_in
+from .binding import REFUSED, checked_plan, guard_body, is_given, refused_in
 from .execution import LockInRequests, execution_of
 from .lost import is_in_hook
 from .plan import LockAttributes, LockPlan
@@ -100,10 +100,12 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
             return app
         try:
             cls._prepare_lock(app, name)
-        except LockConfigError:
+        except LockConfigError as error:
             if not (vars(cls).get("_lock_is_refused") or is_given(app)):
-                bound_tasks(app).pop(name, None)  # so that the next use of the task fails too
-                raise
+                if (refused := REFUSED.get()) is None:
+                    bound_tasks(app).pop(name, None)  # so that the next use of the task fails too
+                    raise
+                refused[name] = error
             cls.lock_plan, cls._lock_is_refused = None, True
         guard_body(app, cls, name, cls._is_locked)
         return app
