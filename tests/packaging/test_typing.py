@@ -37,7 +37,12 @@ def swap_index(index: str) -> None:
 
 
 #: Django and celery-once have no types of their own: what comes from them is Any.
-UNTYPED = ("--disable-error-code=import-untyped", "--allow-subclassing-any", "--no-warn-return-any")
+UNTYPED = (
+    "--disable-error-code=import-untyped",
+    "--allow-subclassing-any",
+    "--allow-untyped-decorators",
+    "--no-warn-return-any",
+)
 WITH_UNTYPED = {"django", "migrating"}
 
 
