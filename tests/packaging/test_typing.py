@@ -178,8 +178,8 @@ MISTAKES = [
     (
         "django",
         "index.delay_on_commit(product.pk)",
-        'index.delay_on_commit("tea", 1)',
-        ("Too many arg", "Expected 1 po"),
+        'index.delay_on_commit("tea")',
+        ("incompatible type", "cannot be assigned"),
     ),
     ("django", "= daily_report.delay()", '= daily_report.delay("monday")', ("Too many arg", "Expected 0 po")),
     ("django", 'lock_scope="queue"', 'lock_scop="queue"', ("did you mean", "No parameter named")),
