@@ -16,6 +16,7 @@ from .errors import (
 from .lock.lock import Lock
 from .locked import Locked, locked
 from .task import run_hooks
+from .task.decorator import locked_task
 from .task.locked_task import LockedTask
 from .task.publish import LockedResult
 
@@ -33,6 +34,7 @@ __all__ = [
     "LockedTask",
     "RedisLockError",
     "locked",
+    "locked_task",
 ]
 
 

@@ -92,6 +92,17 @@ def maker_of_task() -> tuple[Literal["app.task", "shared_task"] | None, Any]:
     return None, None
 
 
+def runs_system_checks() -> bool:
+    """Whether Celery itself has called this code, to run Django's system checks when it imports an app's modules.
+
+    It ignores what they report. Only the call stack tells it from ``manage.py check``.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__") != "celery.fixups.django":
+        frame = frame.f_back
+    return frame is not None
+
+
 def bind(task: Task[..., Any] | type[Task[..., Any]]) -> Celery:
     """Bind a task or its class, unless it is bound already, and return its app."""
     app: Celery = task._get_app()  # type: ignore[union-attr]

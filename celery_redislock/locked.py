@@ -161,7 +161,7 @@ class Locked:
         return keys.name((), {field: values[field] for field in self._fields})
 
     def _resolve(self) -> _Settings:
-        app = self._app or _the_app()
+        app = self._app or the_app()
         settings = self._settings
         if settings is None or settings.app is not app:
             settings = self._settings = _Settings.of(app, self._what, self._given)
@@ -206,7 +206,7 @@ def _name_of(function: Any) -> str:
     return str(getattr(function, "__qualname__", type(function).__name__))
 
 
-def _the_app() -> Celery:
+def the_app() -> Celery:
     """The current app; in a thread without one, as in a web server, the only app of the process.
 
     In such a thread, Celery itself would use a new app without settings.

@@ -18,6 +18,7 @@ from celery.bin.base import CeleryCommand, handle_preload_options
 from celery_redislock.errors import LockKeyError, shown
 from celery_redislock.worker import remote_control
 
+from .check import check
 from .console import JSON, MATCH, TASK, Nothing, asks
 from .locks import Locks, silent
 from .release import release
@@ -230,3 +231,4 @@ def _print_json(known: Locks, rows: Iterable[Row]) -> None:
 
 
 locks.add_command(release)
+locks.add_command(check)

@@ -9,6 +9,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeAlias
 
 from celery import Celery, Task
@@ -40,6 +41,9 @@ logger = logging.getLogger(__name__)
 _PLUGINS = {"once": "celery-once", "unique_on": "celery-singleton", "raise_on_duplicate": "celery-singleton"}
 #: The pairs of task and option that this process has warned about: several apps may bind one task.
 _said: set[tuple[str, str]] = set()
+#: The errors of the tasks that cannot be locked, by name, while all tasks of an app are checked. Otherwise None: the
+#: first error is raised.
+REFUSED: ContextVar[dict[str, LockConfigError] | None] = ContextVar("REFUSED", default=None)
 
 
 class Body(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, cast
 
 from celery import Celery, Signature, Task, states
 from celery.app.task import Context
@@ -21,9 +21,10 @@ from celery_redislock.lock.no_lock import NoLock
 from celery_redislock.message.delivery import hide_headers
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.message.republish import ignores_result
+from celery_redislock.options import ATTRIBUTES
 from celery_redislock.protocol.names import Demand
 
-from .binding import checked_plan, guard_body, is_given, refused_in
+from .binding import REFUSED, checked_plan, guard_body, is_given, refused_in
 from .execution import LockInRequests, execution_of
 from .lost import is_in_hook
 from .plan import LockAttributes, LockPlan
@@ -31,17 +32,38 @@ from .publish import LockedResult, Publication, is_bare, take_lock_options
 from .run_hooks import before_body
 
 if TYPE_CHECKING:
-    BaseTask: TypeAlias = Task[..., Any]
+    from typing_extensions import ParamSpec
+
+    from .publish import R_co
+
+    # `LockedTask` without parameters accepts any arguments and returns Any.
+    P = ParamSpec("P", default=...)
+
+    class BaseTask(Task[P, R_co], Generic[P, R_co]):
+        """Celery's task, generic for type checkers even if Celery has no types."""
+
 else:
-    BaseTask = Task
+    P = R_co = None
+
+    class BaseTask(Task):
+        """Celery's task. It takes parameters, such as ``LockedTask[[int], str]``, which only type checkers use."""
+
+        abstract = True
+
+        def __class_getitem__(cls, parameters: object) -> type[Task]:
+            return cls  # Celery makes subclasses with `type()`, which accepts no generic alias as a base
 
 
-class LockedTask(LockAttributes, BaseTask):
+class LockedTask(LockAttributes, BaseTask[P, R_co]):
     """A task whose runs with the same key never overlap, unless `lock_limit` allows several.
 
     Use it as ``@app.task(base=LockedTask)``, or as an app's ``task_cls`` for all of its tasks. Options are class
     attributes: set them in the decorator, in a subclass or in ``task_annotations``. Their app-wide defaults are the
     settings ``redislock_*``. A call may set some of them for its own message. docs/options.md lists them all.
+
+    Reading an option of a task, such as ``task.lock_scope``, returns the value that applies: the task's own, the
+    app's, or the default. Type checkers know the task's parameters and result if you use `locked_task`, or
+    ``base=LockedTask[[int], str]``.
 
     A subclass that overrides ``before_start`` or ``after_return`` must call ``super()``.
     """
@@ -50,7 +72,7 @@ class LockedTask(LockAttributes, BaseTask):
 
     if TYPE_CHECKING:
 
-        def delay(self, *args: Any, **kwargs: Any) -> LockedResult:
+        def delay(self, *args: P.args, **kwargs: P.kwargs) -> LockedResult[R_co]:
             """Send a message with these arguments, as `apply_async` does."""
 
     lock_plan: ClassVar[LockPlan | None] = None
@@ -78,10 +100,12 @@ class LockedTask(LockAttributes, BaseTask):
             return app
         try:
             cls._prepare_lock(app, name)
-        except LockConfigError:
+        except LockConfigError as error:
             if not (vars(cls).get("_lock_is_refused") or is_given(app)):
-                bound_tasks(app).pop(name, None)  # so that the next use of the task fails too
-                raise
+                if (refused := REFUSED.get()) is None:
+                    bound_tasks(app).pop(name, None)  # so that the next use of the task fails too
+                    raise
+                refused[name] = error
             cls.lock_plan, cls._lock_is_refused = None, True
         guard_body(app, cls, name, cls._is_locked)
         return app
@@ -137,7 +161,7 @@ class LockedTask(LockAttributes, BaseTask):
         link_error: Any = None,
         shadow: str | None = None,
         **options: Any,
-    ) -> LockedResult:
+    ) -> LockedResult[R_co]:
         """Send a message, as Celery does; in the scopes ``job`` and ``queue``, only if it would not duplicate a job.
 
         `lock_scope`, `lock_on_conflict`, `lock_wait_for`, `lock_cooldown` and `lock_window` may be set in a call, also
@@ -162,8 +186,8 @@ class LockedTask(LockAttributes, BaseTask):
         plan = self._plan_in_use()
         given = take_lock_options(self, plan, options)
 
-        def send(options: Mapping[str, Any]) -> LockedResult:
-            result = cast("LockedResult", super(LockedTask, self).apply_async(args, kwargs, **options))
+        def send(options: Mapping[str, Any]) -> LockedResult[R_co]:
+            result = cast("LockedResult[R_co]", super(LockedTask, self).apply_async(args, kwargs, **options))
             with suppress(AttributeError):  # a base class that publishes at a transaction's commit has no result yet
                 result.duplicate = False
             return result
@@ -184,7 +208,7 @@ class LockedTask(LockAttributes, BaseTask):
             raise
         return publication.publish(key, execution_of(self.request_stack.top), *sent)
 
-    def apply(self, *args: Any, **options: Any) -> EagerResult[Any]:
+    def apply(self, *args: Any, **options: Any) -> EagerResult[R_co]:
         """Run the task in this process, as Celery does. Lock options of the call are as in `apply_async`.
 
         Raises:
@@ -289,6 +313,15 @@ class LockedTask(LockAttributes, BaseTask):
         if not plan.enabled:
             return None
         return server_of(plan.app).store.inspect(self._demand(plan, *plan.keys.completed(args, kwargs)))
+
+    if not TYPE_CHECKING:  # type checkers know the options from LockAttributes
+
+        def __getattr__(self, name: str) -> Any:
+            """An option that is set neither on the task nor on a base: the value that applies."""
+            plan = self._plan_in_use() if name in ATTRIBUTES and bind(self) else None
+            if plan is None:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return getattr(plan.options, name.removeprefix("lock_"))
 
     def _store_started(self, task_id: str, request: Context) -> None:
         if not request.is_eager and not ignores_result(self, request):

@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 from celery import Task, uuid
 from celery.result import AsyncResult
@@ -37,6 +37,11 @@ from celery_redislock.protocol.tokens import Attempt, Token
 from .execution import Execution
 from .lost import is_in_hook, lost_before
 from .plan import LockPlan, reservation_ttl, seconds_until
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    R_co = TypeVar("R_co", covariant=True, default=Any)
 
 logger = logging.getLogger(__name__)
 
@@ -410,7 +415,7 @@ class Publication:
 
 if TYPE_CHECKING:
 
-    class LockedResult(AsyncResult[Any]):
+    class LockedResult(AsyncResult[R_co], Generic[R_co]):
         """The result of `delay` and `apply_async` of a `LockedTask`: Celery's own, with one more attribute."""
 
         duplicate: bool

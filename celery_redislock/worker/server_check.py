@@ -47,8 +47,8 @@ FORGETFUL = frozenset(
 )
 
 
-def try_lock_server(app: Celery) -> None:
-    """Try the lock server of `app`; log one line if tasks cannot use it.
+def try_lock_server(app: Celery) -> bool:
+    """Try the lock server of `app`; log one line if tasks cannot use it. Return whether they can.
 
     It never raises, so the worker always starts. It leaves no connection open and no thread running, because the pool's
     children are forked later.
@@ -69,6 +69,7 @@ def try_lock_server(app: Celery) -> None:
                 warn_of_server(client, where)
         finally:
             disconnect(client)
+        return True
     except Exception as error:  # noqa: BLE001 - whatever is wrong with the server, the worker starts
         level, remedy = remedy_for(error)
         logger.log(
@@ -76,6 +77,7 @@ def try_lock_server(app: Celery) -> None:
             "the lock server %s cannot be used: %s; %s; until then, runs follow lock_on_outage",
             *(where, describe(error), remedy.format(url=setting, options=OPTIONS_SETTINGS[setting])),
         )
+        return False
 
 
 def _try_out(ask: Callable[[Command], Reply], demand: Demand) -> None:

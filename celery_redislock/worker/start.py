@@ -13,7 +13,7 @@ from celery.signals import celeryd_after_setup, task_postrun, worker_shutting_do
 from celery.worker import state
 
 from celery_redislock.message.delivery import ASKED_KEYS, ON_BEGIN
-from celery_redislock.options import ATTRIBUTES
+from celery_redislock.task.check import unlocked_tasks
 from celery_redislock.task.locked_task import LockedTask
 
 from . import remote_control
@@ -36,10 +36,8 @@ def begin(sender: Any = None, **_: Any) -> None:
 
 def warn_of_unlocked_tasks(instance: Any = None, **_: Any) -> None:
     """Warn about tasks that have lock options but are not a `LockedTask`, so that the options do nothing."""
-    for name, task in sorted(instance.app.tasks.items()):
-        options = sorted(option for option in ATTRIBUTES if hasattr(task, option))
-        if options and not isinstance(task, LockedTask):
-            logger.warning("task %s has %s but no lock: add base=LockedTask", name, ", ".join(options))
+    for _name, warning in unlocked_tasks(instance.app):
+        logger.warning(warning)
 
 
 def prepare(sender: Any) -> None:

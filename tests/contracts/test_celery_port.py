@@ -122,3 +122,14 @@ def test_arguments_are_those_that_are_sent(app):
     if hasattr(task, "_dump_pydantic_arguments"):  # from Celery 5.7 on
         assert ([*positional], dict(named)) == ([{"number": 7}], {"order": {"number": 7}})
     assert celery_port.as_sent(object(), ["a"], {}) == (["a"], {})
+
+
+def test_system_checks_that_celery_runs_are_told_from_others(app, monkeypatch):
+    checks = pytest.importorskip("django.core.checks")
+    fixups = pytest.importorskip("celery.fixups.django")
+    found = []
+    monkeypatch.setattr(checks, "run_checks", lambda: found.append(celery_port.runs_system_checks()))
+    monkeypatch.setattr("django.setup", lambda: None)
+    fixups.DjangoWorkerFixup(app).validate_models()
+    checks.run_checks()
+    assert found == [True, False]

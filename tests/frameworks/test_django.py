@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+
 import pytest
 
 from tests.lab.servers import wait_until
+from tests.lab.workers import ROOT
 
 pytest.importorskip("django")
 
@@ -55,9 +60,11 @@ print(waits.get(timeout=20), services.restock(product.pk, 1))
 def test_the_class_may_be_that_of_all_tasks_of_the_app(project):
     file = project.folder / "project" / "celery.py"
     text = file.read_text()
-    file.write_text(text.replace('"project")', '"project", task_cls="shop.tasks:LockedDjangoTask")'))
+    file.write_text(text.replace('"project")', '"project", task_cls="celery_redislock.django:LockedDjangoTask")'))
     file = project.folder / "shop" / "tasks.py"
-    file.write_text(f"{file.read_text()}\n\n@shared_task\ndef plain(item):\n    return item\n")
+    file.write_text(
+        f"{file.read_text()}\nfrom celery import shared_task\n\n@shared_task\ndef plain(item):\n    return item\n"
+    )
     project.run("-c", SETUP)
     project.start_worker("project")
     program = """
@@ -140,7 +147,127 @@ print(type(asyncio.run(sync_to_async(tasks.index.delay)(product.pk))).__name__)
     assert project.run("-c", SETUP + program).split() == ["4", "AsyncResult"]
 
 
-def test_its_own_tests_pass_without_a_lock_server(project):
+def test_its_own_tests_pass_and_need_no_server_but_their_own(project):
     project.env["REDIS_URL"] = "redis://nowhere.invalid:6379/0"
-    project.env["DJANGO_SETTINGS_MODULE"] = "project.settings"
-    project.run("-m", "django", "test")
+    project.run("manage.py", "test")
+
+
+def test_a_webhook_publishes_at_the_commit_and_a_report_once(project):
+    project.run("-c", SETUP)
+    log = project.start_worker("project")
+    program = """
+from django.test import Client
+web = Client()
+print(web.post("/webhooks/delivered/", {"name": "tea", "quantity": 3}).json()["product"])
+print(web.post("/products/1/count/").json()["stock"])
+with tasks.daily_report.lock_for():
+    answers = [web.post("/reports/").json() for _ in range(3)]
+print(*[answer["duplicate"] for answer in answers], len({answer["id"] for answer in answers}))
+print(tasks.daily_report.AsyncResult(answers[0]["id"]).get(timeout=20))
+"""
+    printed = project.run("-c", SETUP + program).splitlines()
+    assert printed == ["1", "4", "False True True 1", "1 products"]
+    wait_until(lambda: "'indexed tea'" in log(), "the delivered product is indexed")
+
+
+def test_beat_sends_the_report(project):
+    program = """
+from celery.beat import ScheduleEntry, Scheduler
+from project import app
+beat = Scheduler(app, lazy=True)
+entry = ScheduleEntry(app=app, name="report", **app.conf.beat_schedule["report"])
+sent = [beat.apply_async(entry, advance=False) for _ in range(2)]
+print(*[one.duplicate for one in sent], sent[0].id == sent[1].id)
+"""
+    assert project.run("-c", SETUP + program).split() == ["False", "True", "True"]
+
+
+def test_its_tasks_are_those_of_celerys_own_decorator_and_class(project):
+    program = """
+from celery.contrib.django.task import DjangoTask
+from celery_redislock.django import LockedDjangoTask, locked_task
+
+@shared_task(base=LockedDjangoTask[[int], None], lock_args=["a"])
+def celerys(a): ...
+
+@locked_task(lock_args=["a"], base=LockedTask)
+def plain(a): ...
+
+print(isinstance(tasks.index, DjangoTask), isinstance(celerys, LockedDjangoTask))
+print(celerys.lock_args, tasks.index.lock_lease)
+print(hasattr(plain, "delay_on_commit"), tasks.reserve.lock_for(7).name)
+"""
+    assert project.run("-c", SETUP + program).splitlines() == [
+        "True True",
+        "['a'] 12.0",
+        "False redislock:{stock:7}",
+    ]
+
+
+def failing_check(project, *arguments):
+    """What ``manage.py check`` prints on standard error, which must fail."""
+    done = subprocess.run(
+        [sys.executable, "manage.py", *arguments],
+        cwd=project.folder,
+        env={**project.env, "REDIS_URL": "redis://nowhere.invalid:6379/0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    return done.stderr
+
+
+def test_a_check_passes_where_nothing_is_wrong_and_asks_no_server(project):
+    project.env["REDIS_URL"] = "redis://nowhere.invalid:6379/0"
+    assert project.run("manage.py", "check") == "System check identified no issues (0 silenced).\n"
+
+
+def test_a_check_reports_every_wrong_task_as_the_page_shows(project):
+    file = project.folder / "shop" / "tasks.py"
+    text = (
+        file.read_text().replace('lock_scope="queue"', 'lock_scop="queue"').replace("stock:{product_id}", "stock:{sku}")
+    )
+    file.write_text(f"{text}\nfrom celery import shared_task\n\n@shared_task(lock_scope='job')\ndef no_lock(): ...\n")
+    said = failing_check(project, "check")
+    page = (ROOT / "docs" / PAGE).read_text()
+    shown = re.search(r"^ERRORS:\n(.*?)\n\n", page, re.MULTILINE | re.DOTALL)[1]
+    assert shown in said
+    assert "shop.tasks.no_lock: (celery_redislock.W001)" in said
+    assert "System check identified 3 issues" in said
+
+
+def test_a_check_tells_of_a_wrong_setting_once_and_of_a_project_without_an_app(project):
+    settings = project.folder / "project" / "settings.py"
+    settings.write_text(f"{settings.read_text()}\nCELERY_REDISLOCK_LEAS = 5\n")
+    said = failing_check(project, "check")
+    assert said.count("redislock_leas is not known; did you mean redislock_lease?") == 1
+    assert "1 issue" in said
+    (project.folder / "project" / "__init__.py").write_text("")
+    assert "(celery_redislock.W002) the project has no Celery app" in failing_check(
+        project, "check", "--fail-level", "WARNING"
+    )
+
+
+def test_a_worker_refuses_a_wrong_task_as_without_the_checks(project):
+    file = project.folder / "shop" / "tasks.py"
+    file.write_text(file.read_text().replace('lock_scope="queue"', 'lock_scop="queue"'))
+    command = [sys.executable, "-m", "celery", "-A", "project", "worker", "-c", "1"]
+    done = subprocess.run(
+        command, cwd=project.folder, env=project.env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode != 0
+    assert "LockConfigError: shop.tasks.index: lock_scop is not known" in done.stderr
+
+
+def test_celery_locks_check_reports_it_too(project):
+    file = project.folder / "shop" / "tasks.py"
+    file.write_text(file.read_text().replace('lock_scope="queue"', 'lock_scop="queue"'))
+    command = [sys.executable, "-m", "celery_redislock", "-A", "project", "check"]
+    done = subprocess.run(
+        command, cwd=project.folder, env=project.env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (
+        1,
+        "error: shop.tasks.index: lock_scop is not known; did you mean lock_scope?\n",
+    )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -177,3 +179,27 @@ print(asyncio.run(post(*["/depends/9"] * 6)) == [(200, {"counted": "9", "state":
         "LockConflict",
         "True None",
     ]
+
+
+def test_the_tests_of_the_page_pass_and_a_check_finds_nothing(project):
+    project.env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    of_starlette = "ignore:Using `httpx` with `starlette.testclient` is deprecated"
+    assert "4 passed" in project.run("-m", "pytest", "-p", "no:cacheprovider", "-W", of_starlette, "test_api.py")
+    assert project.run("-m", "celery_redislock", "-A", "shop", "check") == ""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "said"),
+    [
+        ('lock_scope="job"', 'lock_scop="job"', "shop.daily_report: lock_scop is not known; did you mean lock_scope?"),
+        ('lock_scope="job"', 'lock_scope="jobs"', "shop.daily_report: lock_scope = 'jobs' is not allowed"),
+        ("stock:{sku}", "stock:{article}", "shop.reserve: lock_key names 'article', which is not a parameter"),
+    ],
+)
+def test_a_mistake_is_reported_before_anything_runs(project, right, wrong, said):
+    file = project.folder / "shop.py"
+    file.write_text(file.read_text().replace(right, wrong))
+    command = [sys.executable, "-m", "celery_redislock", "-A", "shop", "check", "--offline"]
+    done = subprocess.run(command, cwd=project.folder, env=project.env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"error: {said}" in done.stdout

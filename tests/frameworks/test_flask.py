@@ -89,3 +89,16 @@ except LockKeyError as error:
     print(error)
 """
     assert "lock_key raised RuntimeError" in project.run("-c", SETUP + program)
+
+
+def test_a_task_of_the_typed_decorator_has_the_context_too(project):
+    program = """
+from celery_redislock import locked_task
+
+@locked_task(base=LockedFlaskTask, lock_args=["sku"])
+def count(sku: str) -> str:
+    return f"{current_app.name}: {sku}"
+
+print(count.apply(("7",)).get(), count.lock_args, count.lock_lease)
+"""
+    assert project.run("-c", SETUP + program) == "shop: 7 ['sku'] 12.0\n"

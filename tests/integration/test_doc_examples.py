@@ -54,4 +54,4 @@ def test_the_tests_of_the_page_on_testing_pass(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "10 passed" in done.stdout
+    assert "13 passed" in done.stdout

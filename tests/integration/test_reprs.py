@@ -20,6 +20,7 @@ from celery_redislock import (
     LockUnavailable,
     RedisLockError,
     locked,
+    locked_task,
     signals,
 )
 from celery_redislock.app import source_of
@@ -45,6 +46,7 @@ OBJECTS = {
     "LockedTask": lambda *_: LockedTask,
     "RedisLockError": lambda *_: RedisLockError("why"),
     "locked": lambda *_: locked("stock:{sku}", values={"sku": SECRET}),
+    "locked_task": lambda *_: locked_task,
     "locked for a function": lambda *_: locked(),
     "lock_for": lambda task, *_: task.lock_for(7, SECRET),
     "self.lock": lambda task, held, _: held,

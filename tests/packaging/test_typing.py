@@ -37,7 +37,12 @@ def swap_index(index: str) -> None:
 
 
 #: Django and celery-once have no types of their own: what comes from them is Any.
-UNTYPED = ("--disable-error-code=import-untyped", "--allow-subclassing-any", "--no-warn-return-any")
+UNTYPED = (
+    "--disable-error-code=import-untyped",
+    "--allow-subclassing-any",
+    "--allow-untyped-decorators",
+    "--no-warn-return-any",
+)
 WITH_UNTYPED = {"django", "migrating"}
 
 
@@ -156,6 +161,55 @@ def test_the_files_of_a_page_pass_mypy(page: Path, mypy: Callable[..., str], tmp
     write_files(page, tmp_path)
     found = mypy("--explicit-package-bases", *(UNTYPED if page.stem in WITH_UNTYPED else ()))
     assert found == f"Success: no issues found in {len(files_of(page))} source files\n"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in EVERY_PAGE if files_of(page) and page.stem not in WITH_UNTYPED],
+    ids=lambda page: page.stem,
+)
+def test_the_files_of_a_page_pass_pyright(page: Path, pyright: Callable[..., str], tmp_path: Path) -> None:
+    write_files(page, tmp_path)
+    assert pyright("basic") == PASSES
+
+
+#: One line of a page's files, what is wrong with it instead, and what mypy and pyright say about that.
+MISTAKES = [
+    (
+        "django",
+        "index.delay_on_commit(product.pk)",
+        'index.delay_on_commit("tea")',
+        ("incompatible type", "cannot be assigned"),
+    ),
+    ("django", "= daily_report.delay()", '= daily_report.delay("monday")', ("Too many arg", "Expected 0 po")),
+    ("django", 'lock_scope="queue"', 'lock_scop="queue"', ("did you mean", "No parameter named")),
+    ("django", "lock_block_for=0.5", 'lock_block_for="0.5"', ("incompatible type", "cannot be assigned")),
+    ("fastapi", "daily_report.delay(day)", "daily_report.delay(7)", ("incompatible type", "cannot be assigned")),
+    ("fastapi", 'lock_scope="job"', 'lock_scope="jobs"', ("incompatible type", "cannot be assigned")),
+    ("fastapi", "lock_block_for=2", "lock_blok_for=2", ("did you mean", "No parameter named")),
+]
+
+
+@pytest.mark.parametrize(("page", "right", "wrong", "said"), MISTAKES, ids=[wrong for _, _, wrong, _ in MISTAKES])
+def test_a_mistake_in_the_files_of_a_page_is_found(
+    page: str,
+    right: str,
+    wrong: str,
+    said: tuple[str, str],
+    mypy: Callable[..., str],
+    pyright: Callable[..., str],
+    tmp_path: Path,
+) -> None:
+    write_files(ROOT / "docs" / f"{page}.md", tmp_path)
+    for path in tmp_path.rglob("*.py"):
+        path.write_text(path.read_text().replace(right, wrong))
+    by_mypy = mypy("--explicit-package-bases", *(UNTYPED if page in WITH_UNTYPED else ()))
+    assert said[0] in by_mypy
+    assert "Found 1 error in 1 file" in by_mypy
+    by_pyright = pyright("basic")
+    assert said[1] in by_pyright
+    if page not in WITH_UNTYPED:  # pyright reads Django's own code instead, and finds more
+        assert "1 error, 0 warnings" in by_pyright
 
 
 def test_the_page_on_migrating_passes_mypy_but_for_what_has_no_types(mypy: Callable[..., str], tmp_path: Path) -> None:

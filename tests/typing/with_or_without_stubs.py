@@ -8,7 +8,17 @@ from typing import Any, Literal, assert_type
 
 import redis
 
-from celery_redislock import Lock, LockConflict, LockedTask, LockInfo, LockLost, LockUnavailable, locked
+from celery_redislock import (
+    Lock,
+    LockConflict,
+    LockedResult,
+    LockedTask,
+    LockInfo,
+    LockLost,
+    LockUnavailable,
+    locked,
+    locked_task,
+)
 from celery_redislock.lock.no_lock import NoLock
 from celery_redislock.testing import busy
 
@@ -168,3 +178,39 @@ def draw_all() -> None:
     with locked("stock:{sku}", values={"sku": 7}, limit=2), busy(locked("stock:8")):
         pass
     locked("cad-licence", limit="3")  # type: ignore[call-overload]
+
+
+@locked_task(lock_scope="job", lock_window=60, max_retries=3)
+def report_of(day: int) -> str:
+    return f"report of {day}"
+
+
+@locked_task(bind=True, lock_args=["index"])
+def rebuild(self: LockedTask, index: str, *, full: bool = False) -> list[str]:
+    self.lock.check()
+    return [index]
+
+
+def call() -> None:
+    assert_type(report_of.delay(1), LockedResult[str])
+    assert_type(report_of.delay(day=1).duplicate, bool)
+    assert_type(report_of.apply_async((1,), lock_scope="run"), LockedResult[str])
+    assert_type(rebuild.delay("products", full=True), LockedResult[list[str]])
+    assert_type(rebuild.lock_info(), LockInfo | None)  # the arguments that do not affect the key may be left out
+    assert_type(report_of.lock_scope, Literal["run", "job", "queue"])
+    report_of.delay("monday")  # type: ignore[arg-type]
+    report_of.delay(1, 2, 3)  # type: ignore[call-arg]
+    report_of.delay()  # type: ignore[call-arg]
+    report_of.delay(date=1)  # type: ignore[call-arg]
+    rebuild.delay("products", full="yes")  # type: ignore[arg-type]
+    locked_task(lock_scop="job")  # type: ignore[call-arg]
+    locked_task(lock_scope="jobs")  # type: ignore[arg-type]
+    locked_task(lock_lease="60")  # type: ignore[arg-type]
+    locked_task(max_retrys=3)  # type: ignore[call-arg]
+
+
+def call_any(task: LockedTask) -> LockedResult:
+    return task.delay(1, 2, 3)
+
+
+call_any(report_of)

@@ -8,7 +8,7 @@ from typing import Any, assert_type
 from celery import Celery
 from celery.exceptions import Retry
 
-from celery_redislock import Lock, LockedResult, LockedTask, LockInfo, LockUnavailable, locked, signals
+from celery_redislock import Lock, LockedResult, LockedTask, LockInfo, LockUnavailable, locked, locked_task, signals
 from celery_redislock.lock.no_lock import NoLock
 from celery_redislock.signals import lock_conflict
 from celery_redislock.testing import busy
@@ -49,6 +49,16 @@ def exchange_rate(currency: str) -> float:
     return 1.0
 
 
+@app.task(base=LockedTask[[int], str], lock_scope="job")
+def invoice(order: int) -> str:
+    return f"invoice of {order}"
+
+
+@app.task(base=LockedTask[[int], str], bind=True)
+def refund(self: LockedTask[[int], str], order: int) -> str:
+    return f"refund of {order}"
+
+
 class GeoApi(LockedTask):
     abstract = True
     lock_key = "geo-api"
@@ -70,8 +80,29 @@ def ask_for_report(day: str) -> tuple[str, bool]:
     return result.id, result.duplicate
 
 
+@locked_task(app, base=GeoApi, lock_limit=2, autoretry_for=(OSError,), queue="geo")
+def route(start: str, end: str) -> float:
+    return 1.0
+
+
+def call() -> None:
+    assert_type(invoice.delay(1).get(), str)
+    assert_type(refund.delay(1).get(), str)
+    assert_type(route.delay("A", "B").get(timeout=5), float)
+    assert_type(route.apply_async(args=("A",)).get(), float)  # as Celery's own: it does not know the arguments
+    assert_type(route.apply(("A", "B")).get(), float)
+    assert_type(route("A", "B"), float)
+    invoice.delay("1")  # type: ignore[arg-type]
+    invoice.delay(1, 2, 3)  # type: ignore[call-arg]
+    refund.delay("1")  # type: ignore[arg-type]
+    route.delay("A")  # type: ignore[call-arg]
+    route("A", 7)  # type: ignore[arg-type]
+    locked_task(app, base=int)  # type: ignore[arg-type]
+
+
 def look() -> None:
-    assert_type(bill, LockedTask)
+    some_task: LockedTask = bill
+    some_task.delay(1)
     assert_type(locate, GeoApi)
     assert_type(exchange_rate.delay("EUR"), LockedResult)
     info = export.lock_info(7)

@@ -34,7 +34,7 @@ ROOMS = [
     ("message",),
     ("policy",),
     ("task",),
-    ("locked", "testing", "fixtures", "metrics", "tracing"),
+    ("locked", "testing", "fixtures", "django", "metrics", "tracing"),
     ("worker",),
     ("__init__",),
     ("cli",),
