@@ -25,6 +25,7 @@ class Promise(Enum):
     ONE_JOB = "While a job is queued, waiting or running, no second one is sent"
     LATEST = "An accepted call is followed by a run with its arguments or later ones"
     NOT_STALE = "The numbers of bodies that have begun never fall"
+    REPLACED = "A run is stopped only for a newer call of its task, and a job that was stopped does not run again"
     ONE_IN_WINDOW = "Within `lock_window` of a publish, no second job is sent"
     RATE = "In no time of a `lock_rate` do more runs of a key begin than it allows"
     RESERVED = "A key is reserved for one message, and only while that message may still come"

@@ -3,7 +3,16 @@
 from celery.signals import worker_init
 
 from .celery_port import hide_setting
-from .errors import LockConfigError, LockConflict, LockInfo, LockKeyError, LockLost, LockUnavailable, RedisLockError
+from .errors import (
+    LockConfigError,
+    LockConflict,
+    LockInfo,
+    LockKeyError,
+    LockLost,
+    LockReplaced,
+    LockUnavailable,
+    RedisLockError,
+)
 from .lock.lock import Lock
 from .locked import Locked, locked
 from .task import run_hooks
@@ -18,6 +27,7 @@ __all__ = [
     "LockInfo",
     "LockKeyError",
     "LockLost",
+    "LockReplaced",
     "LockUnavailable",
     "Locked",
     "LockedResult",

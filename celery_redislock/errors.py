@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, Self
 
-from celery.exceptions import ImproperlyConfigured
+from celery.exceptions import Ignore, ImproperlyConfigured
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import LockError, LockNotOwnedError
 
@@ -36,7 +36,8 @@ class LockInfo(NamedTuple):
     ttl: float | None
     """Seconds until the key expires unless it is renewed; None for a key without expiry."""
     state: str = "held"
-    """``"held"``: the holder is running. ``"queued"``: the key is reserved for a task that has not started yet.
+    """``"held"``: the holder is running. ``"stopping"``: it is running, and is asked to stop, because a newer call
+    replaces it. ``"queued"``: the key is reserved for a task that has not started yet.
     ``"sending"``: it is reserved for a task whose publisher is sending the message. ``"cooling"``: the task succeeded,
     and the key is blocked until its `lock_cooldown` is over. ``"spent"``: as many runs have begun as the `lock_rate`
     allows; the next one can begin after `ttl`. ``"offered"``: the key is free, and kept for a moment for the first in
@@ -106,6 +107,8 @@ class LockInfo(NamedTuple):
             return f"its rate, which is used up for another {f'{ttl:.1f} s' if ttl < 120 else f'{ttl / 60:.0f} min'}"
         if self.state == "cooling":
             return f"{task}, which succeeded on {host} and is cooling down"
+        if self.state == "stopping":
+            return f"{task} on {host}, which is asked to stop"
         return f"{task} on {host}" if self.task_id else f"a lock outside tasks on {host}"
 
 
@@ -193,6 +196,26 @@ class LockLost(RedisLockError, LockNotOwnedError):
         return (
             f"the lock {shown(self.key, LONGEST)} is lost: {shown(self.reason, LONGEST)}; another run may have started"
         )
+
+
+class LockReplaced(RedisLockError, Ignore):
+    """A newer call asks the run to stop (`lock_on_conflict="replace"`). It still holds its lock.
+
+    It is an `Ignore` of Celery's too, so that ``autoretry_for`` lets it pass. The run ends as REVOKED.
+
+    Args:
+        key: The key in Redis.
+        task_id: The id of the task that replaces the run.
+    """
+
+    def __init__(self, key: str, task_id: str) -> None:
+        self.key = key
+        self.task_id = task_id
+        super().__init__(str(self))
+        self.args = (key, task_id)
+
+    def __str__(self) -> str:
+        return f"task {shown(self.task_id)} replaces the run that holds the lock {shown(self.key, LONGEST)}"
 
 
 class LockUnavailable(RedisLockError, RedisConnectionError):

@@ -21,6 +21,7 @@ from .signals import (
     lock_lost,
     lock_merged,
     lock_released,
+    lock_replaced,
     lock_superseded,
     lock_unavailable,
 )
@@ -74,6 +75,7 @@ CONFLICTS = Counter(
 )
 LOST = Counter("celery_redislock_lost", "Locks that runs have lost before they released them.", ["task", "reason"])
 MERGED = Counter("celery_redislock_merged", "Calls that were merged into a waiting message.", ["task"])
+REPLACED = Counter("celery_redislock_replaced", "Runs that were revoked because a newer call replaced them.", ["task"])
 SUPERSEDED = Counter(
     "celery_redislock_superseded", "Runs that were revoked because a newer call's run had begun.", ["task"]
 )
@@ -100,6 +102,7 @@ def connect() -> None:
     lock_released.connect(_released, weak=False)
     lock_lost.connect(_lost, weak=False)
     lock_merged.connect(_merged, weak=False)
+    lock_replaced.connect(_replaced, weak=False)
     lock_superseded.connect(_superseded, weak=False)
     lock_unavailable.connect(_unavailable, weak=False)
     if _IS_MULTI_PROCESS:
@@ -130,6 +133,10 @@ def _lost(sender: Task[..., Any], reason: str, **_: Any) -> None:
 
 def _merged(sender: Task[..., Any], **_: Any) -> None:
     MERGED.labels(sender.name).inc()
+
+
+def _replaced(sender: Task[..., Any], **_: Any) -> None:
+    REPLACED.labels(sender.name).inc()
 
 
 def _superseded(sender: Task[..., Any], **_: Any) -> None:

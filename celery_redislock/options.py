@@ -19,7 +19,7 @@ from .protocol.names import MAX_CAPACITY
 #: The values of the options that are choices. The first is the default, except for `lock_on_conflict`: see
 #: `resolve_options`.
 Scope = Literal["run", "job", "queue"]
-ConflictPolicy = Literal["skip", "wait", "raise", "join"]
+ConflictPolicy = Literal["skip", "wait", "raise", "join", "replace"]
 Arguments = Literal["first", "latest", "all"]
 OnLost = Literal["warn", "abort"]
 OnOutage = Literal["retry", "raise", "run"]
@@ -116,7 +116,9 @@ KEY_OPTIONS: Mapping[str, Rule] = {
 }
 OPTIONS: Mapping[str, Rule] = {
     "scope": _choice(get_args(Scope)),
-    "on_conflict": Rule(None, "'skip', 'wait', 'raise' or 'join'", lambda v: v is None or v in CONFLICT_POLICIES),
+    "on_conflict": Rule(
+        None, "'skip', 'wait', 'raise', 'join' or 'replace'", lambda v: v is None or v in CONFLICT_POLICIES
+    ),
     "lease": _seconds(30.0),
     "max_hold": _seconds_or_none(),
     "wait_for": _seconds_or_none(),
@@ -282,9 +284,13 @@ def _refusals(values: Mapping[str, Any], name: Callable[[str], str]) -> Iterator
     """Why these options cannot be combined. `name` returns the name under which an option was set."""
     scope, policy, limit, window, arguments, debounce, longest = map(values.get, _COMBINED)
     of_scope = f"{name('scope')} = {scope!r}"
-    if scope == "queue" and policy != "wait":
+    if scope == "queue" and policy not in {"wait", "replace"}:
         with_policy = f"{name('on_conflict')} = {policy!r}"
-        yield f"{of_scope} with {with_policy} is not allowed: the queued message must run; allowed: 'wait'"
+        yield f"{of_scope} with {with_policy} is not allowed: the queued message must run; allowed: 'wait' or 'replace'"
+    if policy == "replace" and (scope, arguments) != ("queue", "latest"):
+        given = of_scope if scope != "queue" else f"{name('arguments')} = {arguments!r}"
+        refused = f"{name('on_conflict')} = 'replace' is not allowed with {given}"
+        yield f"{refused}: set lock_scope='queue' and lock_arguments='latest', so that one call is the newest"
     if window is not None:
         refused = f"{name('window')} = {window:g} is not allowed with"
         if scope != "job":

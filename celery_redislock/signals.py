@@ -17,6 +17,7 @@ __all__ = [
     "lock_lost",
     "lock_merged",
     "lock_released",
+    "lock_replaced",
     "lock_superseded",
     "lock_unavailable",
 ]
@@ -44,6 +45,10 @@ lock_unavailable = Signal(name="lock_unavailable", providing_args=["key", "error
 #: A call was merged into a message that waits in the queue, so nothing was sent. Arguments: ``key`` (in Redis),
 #: ``task_id`` (that of the message).
 lock_merged = Signal(name="lock_merged", providing_args=["key", "task_id"])
+
+#: A run ends as REVOKED because a newer call has replaced it (`lock_on_conflict="replace"`). Arguments: ``key`` (in
+#: Redis), ``task_id`` (that of the newer call's message).
+lock_replaced = Signal(name="lock_replaced", providing_args=["key", "task_id"])
 
 #: A run ends as REVOKED because a run with a newer call has begun. Arguments: ``key`` (in Redis), ``task_id`` (that of
 #: the newer run).

@@ -23,7 +23,7 @@ from celery_redislock.errors import shown
 from celery_redislock.hold.held_lock import INTERVAL
 from celery_redislock.options import resolve_settings
 from celery_redislock.protocol.names import MAX_CAPACITY, Demand, LockPart, keys_of
-from celery_redislock.protocol.tokens import Token, known_as
+from celery_redislock.protocol.tokens import RUNNING, Token, known_as
 from celery_redislock.task.plan import LockPlan
 
 from .rows import FREE, Calls, Row
@@ -137,13 +137,14 @@ class Locks:
             rate = plan.options.rate if plan is not None else None
             named = "" if rate is None or callable(rate) else f", {rate if isinstance(rate, str) else tuple(rate)},"
             return Say.SPENT(key=row.part.lock, rate=named, until=f"{until:%Y-%m-%d %H:%M:%S} UTC")
-        if info.state != "held":
+        if info.state not in RUNNING:
             kept = Say.KEPT(key=key, who=info.who, since=moment(info.since, now), ttl=duration(row.ttl or 0.0))
             return f"{kept} {Say.CALLS(calls=row.calls.said(now))}" if row.calls else kept
         ends = self._ends(row, now)
         if info.since is None:
             return Say.FOREIGN(key=key, ends=ends)
-        return Say.HELD(key=key, who=info.who, since=moment(info.since, now), ends=ends)
+        held = Say.HELD(key=key, who=info._replace(state="held").who, since=moment(info.since, now), ends=ends)
+        return f"{held} {Say.STOPPING(newer=row.token.asked_by)}" if row.token.asked_by else held
 
     def _ends(self, row: Row, now: datetime) -> str:
         """When the key ends, and whether the holder still renews it."""
@@ -258,7 +259,7 @@ def silent(rows: Iterable[Row], answered: Container[str]) -> list[str]:
         rows: The keys and their holders.
         answered: The names of the workers that answered.
     """
-    workers = [row.token.hostname or "" for row in rows if row.token.attempt is not None and row.token.state == "held"]
+    workers = [row.token.hostname or "" for row in rows if row.token.attempt is not None and row.token.is_running]
     return [Say.SILENT(worker=one) for one in dict.fromkeys(workers) if "@" in one and one not in answered]
 
 

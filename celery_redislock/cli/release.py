@@ -10,6 +10,7 @@ import click
 from celery.bin.base import CeleryCommand
 
 from celery_redislock.errors import LONGEST, shown
+from celery_redislock.protocol.tokens import RUNNING
 
 from .console import Nothing, Refused, asks
 from .locks import Locks, silent
@@ -18,7 +19,9 @@ from .sentences import Say, counted
 from .workers import Counts, Workers
 
 _HARM = {
-    "held": "Its run is not stopped: it learns of the loss at its next renewal. Another run may start now.",
+    **dict.fromkeys(
+        RUNNING, "Its run is not stopped: it learns of the loss at its next renewal. Another run may start now."
+    ),
     "queued": "Its message stays: if it is still in the queue, it runs. A duplicate may be sent before it starts.",
     "sending": "Its message is still sent, and runs. A duplicate may be sent before it starts.",
     "cooling": "The next run may start before the cooldown is over.",

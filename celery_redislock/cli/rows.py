@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 from celery_redislock.errors import LockInfo, shown
 from celery_redislock.protocol.names import LockPart
 from celery_redislock.protocol.replies import info_of
-from celery_redislock.protocol.tokens import Token
+from celery_redislock.protocol.tokens import RUNNING, Token
 
 from .sentences import NOTHING, age, counted, duration
 from .workers import Waits
@@ -173,7 +173,7 @@ def totals(rows: Iterable[Row]) -> dict[str, Total]:
     found: defaultdict[str, Total] = defaultdict(Total)
     for row in rows:
         if row.state != "free":
-            found[row.token.task or ""] += Total(int(row.state == "held"), int(row.state != "held"))
+            found[row.token.task or ""] += Total(int(row.state in RUNNING), int(row.state not in RUNNING))
         if row.waiting and row.part.lock not in lines:  # all permits of a lock share one line
             lines.add(row.part.lock)
             for task, waits in row.waits.items():

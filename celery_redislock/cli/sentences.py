@@ -55,6 +55,7 @@ class Say(Enum):
         "Task {id} WAS SUPERSEDED{at}: {reason}. A run with a newer call's arguments began first, so its own are out of"
         " date (lock_arguments is latest)."
     )
+    REPLACED = "Task {id} WAS REPLACED{at}: {reason}, a newer call (lock_on_conflict is replace)."
     REVOKED = "Task {id} WAS REVOKED{at}: {reason}."
     REFUSED = "Task {id} FAILED{at}: {reason}."
     CUT_SHORT = "Task {id} WAS CUT SHORT{at}: its process died or was killed ({error}). Its work may be partly done."
@@ -85,6 +86,7 @@ Task {id} HAD TO WAIT: {conflict}. Nothing newer is known, and no worker that an
     COOLS = "The task HAS RUN successfully."
     # Who holds a key.
     HELD = "{key} is held by {who}, since {since}; {ends}."
+    STOPPING = "It is ASKED TO STOP: task {newer}, a newer call, replaces it once its body has ended."
     FOREIGN = "{key} is held by another library's lock, or by a `Lock` with a custom token; {ends}."
     KEPT = "{key} is kept for {who}, since {since}, for another {ttl}."
     SPENT = "The rate of {key}{rate} is used up until {until}."

@@ -13,9 +13,10 @@ from kombu.exceptions import EncodeError, OperationalError
 from celery_redislock.app import PRIVATE_BACKENDS, backend_scheme
 from celery_redislock.errors import LockConflict, LockInfo, RedisLockError, describe, shown
 from celery_redislock.policy.join import joined_of, moment_of
+from celery_redislock.policy.replace import is_replaced
 from celery_redislock.policy.skip import is_skipped, is_superseded
 from celery_redislock.policy.wait import LONGEST_PAUSE_WHILE_FULL
-from celery_redislock.protocol.tokens import known_as
+from celery_redislock.protocol.tokens import RUNNING, known_as
 
 from .console import Nothing
 from .locks import Locks, scope_of, silent
@@ -24,7 +25,8 @@ from .sentences import Say, counted, duration, moment
 from .workers import Workers, groups_of, patiently, redelivery
 
 #: What a key with the task's token says about the task, by the key's state.
-_TELLS = {"held": Say.HOLDS_SOMEWHERE, "queued": Say.QUEUED, "sending": Say.SENDING, "cooling": Say.COOLS}
+_TELLS = dict.fromkeys(RUNNING, Say.HOLDS_SOMEWHERE)
+_TELLS |= {"queued": Say.QUEUED, "sending": Say.SENDING, "cooling": Say.COOLS}
 #: What to say about a message that neither waits nor runs, by what its worker does with it.
 _IN_WORKER = {
     "called": Say.CALLED,
@@ -101,6 +103,8 @@ class Result(NamedTuple):
             case states.REVOKED, _:
                 if is_superseded(self.reason):
                     return "superseded", Say.SUPERSEDED
+                if is_replaced(self.reason):
+                    return "replaced", Say.REPLACED
                 return ("skipped", Say.SKIPPED) if is_skipped(self.reason) else ("revoked", Say.REVOKED)
             case states.FAILURE, RedisLockError():
                 return "failed", Say.REFUSED
@@ -159,7 +163,7 @@ class Why:
             found = [*self._in_result(result)]
         elif not seen:
             rows = [row for row in self._locks.all() if self._is_mine(row)]
-            if not (result.is_waiting and any(row.info.state == "held" for row in rows)):  # otherwise it is stale
+            if not (result.is_waiting and any(row.state in RUNNING for row in rows)):  # otherwise it is stale
                 found = [*self._in_result(result)]
             found += self._in_redis(rows)
         yield from found
@@ -300,7 +304,7 @@ class Why:
             say = Say.NEXT_ATTEMPT if is_next else _TELLS[state]
             yield Said(say(again=redelivery(self._locks.app)), self._locks.to_json(row))
             yield Said(self._locks.held(row, self._now))
-        if any(row.info.state == "held" for row in rows):
+        if any(row.state in RUNNING for row in rows):
             yield from map(Said, silent(rows, self._answered))
 
     def _unknown(self, result: Result) -> Said:

@@ -11,6 +11,7 @@ from redis.exceptions import AskError, ClusterDownError, MovedError, RedisError,
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from celery_redislock.protocol.replies import Renewed
 from celery_redislock.protocol.scripts import RENEW, Command, Reply
 
 from .clients import derive
@@ -118,12 +119,12 @@ class ClusterStore(LockStore):
         super().__init__(Sender(connections, lambda key: cluster.outage_of(_hash_slot(key))))
         self._cluster = cluster
 
-    def renew(self, locks: Sequence[Lease]) -> list[bool | RedisError]:
+    def renew(self, locks: Sequence[Lease]) -> list[Renewed | RedisError | None]:
         """Like `LockStore.renew`, but in one round trip per hash slot. Nodes known to be unreachable come last.
 
         A node that does not answer gets only one command; its other hash slots fail with the same error.
         """
-        answers: dict[Lease, bool | RedisError] = {}
+        answers: dict[Lease, Renewed | RedisError | None] = {}
         silent: dict[Node, RedisError] = {}
         for at, of_hash_slot in self._by_hash_slot(locks):
             try:
@@ -146,7 +147,7 @@ class ClusterStore(LockStore):
         by_node = [(self._cluster.owner(hash_slot), of_hash_slot) for hash_slot, of_hash_slot in by_hash_slot.items()]
         return sorted(by_node, key=lambda one: self._cluster.outage(one[0]).unreachable is not None)
 
-    def _renew_hash_slot(self, locks: Sequence[Lease]) -> list[bool | RedisError]:
+    def _renew_hash_slot(self, locks: Sequence[Lease]) -> list[Renewed | RedisError | None]:
         try:
             return super().renew(locks)
         except TryAgainError:  # some of the keys have moved already; a command with one key is never refused like this

@@ -24,11 +24,13 @@ from celery_redislock.protocol.replies import (
     Merged,
     NotDue,
     Outstanding,
+    Renewed,
     Reserved,
+    Stopped,
     Superseded,
 )
 from celery_redislock.protocol.scripts import Call, Command, Note, Numbered, Passed, Reply, Tag
-from celery_redislock.protocol.tokens import Token
+from celery_redislock.protocol.tokens import Token, unescape
 
 from .connections import Connections
 from .outage import Outage
@@ -83,7 +85,7 @@ class LockStore:
         *,
         fence: bool = False,
         numbered: Numbered | None = None,
-    ) -> Granted | Conflict | Finished | NotDue | Superseded:
+    ) -> Granted | Conflict | Finished | NotDue | Superseded | Stopped:
         """Acquire the key that `owner` demands, for `lease` seconds.
 
         Args:
@@ -113,7 +115,9 @@ class LockStore:
             case Tag.DUE:
                 return NotDue(reply[1] / 1000, reply[2])
             case Tag.EXPIRED | Tag.SUPERSEDED:
-                return Superseded(reply[1].decode(errors="replace") if len(reply) > 1 else None)
+                return Superseded(unescape(reply[1].decode(errors="replace")) if len(reply) > 1 else None)
+            case Tag.STOPPED:
+                return Stopped(unescape(reply[1].decode(errors="replace")))
         return Conflict.of(reply)
 
     def reserve(
@@ -223,20 +227,20 @@ class LockStore:
         """
         return self.send(commands.release(demand, call))
 
-    def renew(self, locks: Sequence[Lease]) -> list[bool | RedisError]:
+    def renew(self, locks: Sequence[Lease]) -> list[Renewed | RedisError | None]:
         """Renew each key that its token still owns. This command is not sent again after a lost connection.
 
         Args:
             locks: Triples of key, token and lease in seconds.
 
         Returns:
-            For each lock, whether its token still owns the key. In a Cluster, if only some nodes answered, an error for
-            each lock whose node did not answer, or refused the command.
+            For each lock, None if its token no longer owns the key. In a Cluster, if only some nodes answered, an error
+            for each lock whose node did not answer, or refused the command.
 
         Raises:
             RedisError: Redis did not answer, or refused the command.
         """
-        return [tag == Tag.KEPT for tag in self._sender.ask_once(commands.renew(locks))]
+        return [*map(Renewed.of, self._sender.ask_once(commands.renew(locks)))]
 
     def expect_copy(self, demand: Demand, token: Token) -> bool:
         """Mark the key: a copy of the holder's message will arrive, so the release must write a note for the copy.

@@ -11,16 +11,17 @@ from typing import Any, Literal, Protocol
 
 from redis.exceptions import RedisError
 
-from celery_redislock.errors import LockLost, LockUnavailable, describe, fields, run_named, shown
+from celery_redislock.errors import LockLost, LockReplaced, LockUnavailable, describe, fields, run_named, shown
 from celery_redislock.protocol.hold import Hold
 from celery_redislock.protocol.names import Demand, keys_of
-from celery_redislock.protocol.replies import Granted
+from celery_redislock.protocol.replies import Granted, Renewed
 from celery_redislock.protocol.tokens import Token
 
 logger = logging.getLogger(__name__)
 
 State = Literal["held", "at_risk", "lost"]
 LostHandler = Callable[["HeldLock", str], Any]
+StopHandler = Callable[["HeldLock"], Any]
 
 PAST_DEADLINE = "not renewed by its deadline"
 HELD_TOO_LONG = "held for longer than lock_max_hold"
@@ -29,6 +30,8 @@ NOT_OURS = "its key was gone or taken at the release"
 
 #: A renewal is due after this share of the lease.
 INTERVAL = 1 / 3
+#: A run that a newer call may replace renews its lock this often, in seconds. The reply tells it when it is to stop.
+STOPS_WITHIN = 1.0
 #: The holder's own deadline is this share of the lease earlier than the key's expiry in Redis: the clocks of the holder
 #: and the server may run at different speeds.
 DEADLINE_MARGIN = 0.01
@@ -61,18 +64,21 @@ class Term:
 
     Args:
         lease: The key's time to live when it is granted, in seconds.
+        interval: How long the keeper may leave the key without a renewal, in seconds; at most a third of the lease.
 
     Attributes:
         lease (float): The `lease` argument.
         deadline (float): The holder may rely on the key until this time, by `time.monotonic()`. Whatever happens to
             the renewals sent so far, the key does not expire before then.
+        interval (float): The keeper renews the key at least this often, in seconds.
         renew_at (float): When the keeper should renew the key.
     """
 
-    __slots__ = ("_asked_until", "_guard", "_in_doubt", "_under_way", "deadline", "lease", "renew_at")
+    __slots__ = ("_asked_until", "_guard", "_in_doubt", "_under_way", "deadline", "interval", "lease", "renew_at")
 
-    def __init__(self, lease: float) -> None:
+    def __init__(self, lease: float, interval: float = math.inf) -> None:
         self.lease = lease
+        self.interval = min(interval, lease * INTERVAL)
         self.deadline = self.renew_at = -math.inf  # until the key is granted
         self._asked_until = -math.inf
         self._under_way: list[Renewal] = []
@@ -93,7 +99,7 @@ class Term:
     def start_lease(self, sent_at: float) -> None:
         """Record that the server granted the key for one lease, at `sent_at` or later."""
         # No guard: until the keeper and others know the lock, only its owner's thread knows it.
-        self.deadline, self.renew_at = sent_at + self.lease * TRUSTED, sent_at + self.lease * INTERVAL
+        self.deadline, self.renew_at = sent_at + self.lease * TRUSTED, sent_at + self.interval
 
     def extending(self, ttl: float | None = None) -> Renewal:
         """Record that a renewal is about to be sent, for `ttl` seconds or, by default, one lease.
@@ -137,16 +143,16 @@ class Term:
 
     def _count(self, sent_at: float, ttl: float, at_least: float = -math.inf) -> None:
         self.deadline = max(sent_at + ttl * TRUSTED, at_least)
-        if ttl > self.lease:  # wait until one lease is left, then another third of a lease
-            self.renew_at = sent_at + ttl - self.lease * (1 - INTERVAL)
+        if ttl > self.lease and self.interval == self.lease * INTERVAL:
+            self.renew_at = sent_at + ttl - self.lease * (1 - INTERVAL)  # when one lease and another third are over
         else:
-            self.renew_at = sent_at + ttl * INTERVAL
+            self.renew_at = sent_at + min(ttl * INTERVAL, self.interval)
 
 
 class Renews(Protocol):
     """What a held lock needs of the store that has granted it."""
 
-    def renew(self, locks: Sequence[tuple[str, Token, float]]) -> list[bool | RedisError]:
+    def renew(self, locks: Sequence[tuple[str, Token, float]]) -> list[Renewed | RedisError | None]:
         """See `LockStore.renew`."""
 
 
@@ -158,22 +164,45 @@ class HeldLock(Term):
         permit (str): The key that holds the token: `key`, or the permit's key if the lock has a limit above 1.
         lease (float): How long the key outlives a dead holder, in seconds.
         fence (int | None): The fencing number, if the lock asked for one.
+        replaced (str | None): The id of the task that asks the run to stop, with `lock_on_conflict="replace"`; None if
+            none does. The lock is still held.
         calls (list[tuple[list, dict]]): The positional and the keyword arguments of each call that the run is for, in
             the order of the calls, if `lock_arguments` is ``"all"``.
     """
 
-    __slots__ = ("__weakref__", "_lost", "calls", "fence", "hold", "max_hold", "on_lost", "permit", "stop_at", "store")
+    __slots__ = (
+        "__weakref__",
+        "_lost",
+        "calls",
+        "fence",
+        "hold",
+        "max_hold",
+        "on_asked",
+        "on_lost",
+        "permit",
+        "replaced",
+        "stop_at",
+        "store",
+    )
 
     def __init__(
-        self, store: Renews, hold: Hold, lease: float, max_hold: float | None = None, on_lost: LostHandler | None = None
+        self,
+        store: Renews,
+        hold: Hold,
+        lease: float,
+        max_hold: float | None = None,
+        on_lost: LostHandler | None = None,
+        on_asked: StopHandler | None = None,
     ) -> None:
         self.store = store
         self.hold = hold
         self.permit = hold.demand.key
-        super().__init__(lease)
+        super().__init__(lease, math.inf if on_asked is None else STOPS_WITHIN)
         self.fence: int | None = None
         self.calls: list[tuple[list[Any], dict[str, Any]]] = []
         self.on_lost = on_lost
+        self.on_asked = on_asked
+        self.replaced: str | None = None
         self.max_hold = max_hold
         self.stop_at = math.inf
         self._lost: str | None = None
@@ -216,11 +245,17 @@ class HeldLock(Term):
         return "held" if remaining >= self.lease / 2 else "at_risk"
 
     def check(self) -> None:
-        """Raise if the lock is lost. Call this right before a step that must not happen twice.
+        """Raise if the lock is lost, or the run is to stop. Call this right before a step that must not happen twice.
 
         Raises:
             LockLost: The key was lost, or was not renewed by the holder's deadline.
+            LockReplaced: The run is asked to stop, because a newer call waits. The lock is still held.
         """
+        self._check_held()
+        if self.replaced is not None:
+            raise LockReplaced(self.key, self.replaced)
+
+    def _check_held(self) -> None:
         if self.remaining <= 0:
             raise LockLost(self.key, self._lost or "its lease has ended")
 
@@ -234,19 +269,21 @@ class HeldLock(Term):
             LockLost: The key is no longer held.
             LockUnavailable: Redis did not answer, or refused the command; the lock is still held until its deadline.
         """
-        self.check()
+        self._check_held()
         renewal = self.extending(ttl)
         try:
-            (still_held,) = self.store.renew([(self.permit, self.token, renewal.ttl)])
+            (renewed,) = self.store.renew([(self.permit, self.token, renewal.ttl)])
         except BaseException as error:
             self.unanswered(renewal)
             if isinstance(error, RedisError):
                 raise LockUnavailable(self.key, describe(error)) from error
             raise
-        if not still_held:
+        if renewed is None:
             self.lose(KEY_GONE)
-        self.check()
+        self._check_held()
         self.answered(renewal)
+        if isinstance(renewed, Renewed) and renewed.asked_by:
+            self.ask_to_stop(renewed.asked_by)
 
     def granted(self, grant: Granted) -> None:
         """Record that the server has granted the key."""
@@ -261,6 +298,14 @@ class HeldLock(Term):
         """The fields of a log line about this lock; see `celery_redislock.errors.fields`."""
         attempt = self.token.attempt
         return fields(event, task=self.token.task, task_id=attempt and attempt.task_id, key=self.key, **about)
+
+    def ask_to_stop(self, task_id: str) -> None:
+        """Record that the task `task_id` asks the run to stop. The first call calls `on_asked`."""
+        with self._guard:
+            if self.replaced is not None or self.on_asked is None:
+                return
+            self.replaced = task_id
+        self.on_asked(self)
 
     @property
     def was_lost(self) -> bool:

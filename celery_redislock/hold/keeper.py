@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 
 from celery_redislock.connection.store import LockStore
 from celery_redislock.protocol.hold import Hold
+from celery_redislock.protocol.replies import Renewed
 from celery_redislock.protocol.scripts import RENEW
 
 from .held_lock import HELD_TOO_LONG, INTERVAL, KEY_GONE, NOT_OURS, PAST_DEADLINE, HeldLock, Renewal
@@ -168,7 +169,7 @@ class Keeper:
                 *(lock.name, lock.max_hold, lock.key, lock.remaining),
                 extra=lock.fields("held_too_long"),
             )
-        return lock.renew_at <= now + lock.lease * INTERVAL * TICK
+        return lock.renew_at <= now + lock.interval * TICK
 
     def _renew(self, due: Sequence[HeldLock]) -> None:
         sent = {lock: lock.renewing() for lock in due}
@@ -184,16 +185,18 @@ class Keeper:
             return
         self._note(sent, answers)
 
-    def _note(self, sent: Mapping[HeldLock, Renewal], answers: Sequence[bool | RedisError]) -> None:
+    def _note(self, sent: Mapping[HeldLock, Renewal], answers: Sequence[Renewed | RedisError | None]) -> None:
         unanswered: dict[HeldLock, RedisError] = {}
-        for (lock, renewal), still_held in zip(sent.items(), answers, strict=True):
-            if isinstance(still_held, RedisError):  # from one node of a Cluster
+        for (lock, renewal), answer in zip(sent.items(), answers, strict=True):
+            if isinstance(answer, RedisError):  # from one node of a Cluster
                 lock.unanswered(renewal)
-                unanswered[lock] = still_held
-            elif still_held and lock.remaining > 0:
+                unanswered[lock] = answer
+            elif answer and lock.remaining > 0:
                 lock.answered(renewal)
+                if answer.asked_by and lock in self._held:
+                    lock.ask_to_stop(answer.asked_by)
             else:  # if the key is still held, the answer came too late: the holder may already know of a loss
-                self._lose(lock, PAST_DEADLINE if still_held else KEY_GONE)
+                self._lose(lock, PAST_DEADLINE if answer else KEY_GONE)
         if unanswered:
             self._try_again(unanswered)
         else:

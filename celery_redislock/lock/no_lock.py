@@ -14,6 +14,7 @@ class NoLock:
 
     token: None = None
     fence: None = None
+    replaced: None = None
     remaining = 0.0
     state: Literal["none"] = "none"
 

@@ -88,17 +88,21 @@ class Message:
     @property
     def facts(self) -> Facts:
         """The facts about the message at this moment, while another execution holds its key."""
-        request = self.request
-        causes = (request.id, request.parent_id, request.root_id)
         return Facts(
             delivery=self.delivery,
             attempt=self.attempt,
-            causes=frozenset(tokens.known_as(str(one)) for one in causes if one),
+            causes=self.causes,
             is_owed_its_key=self.header.claim is not None and not self.header.queued,
             joins=self.header.joins,
             has_expired=self.has_expired,
             waited=self.waited,
         )
+
+    @property
+    def causes(self) -> frozenset[str]:
+        """The ids of the task itself, its parent and its root, as tokens spell them."""
+        ids = (self.request.id, self.request.parent_id, self.request.root_id)
+        return frozenset(tokens.known_as(str(one)) for one in ids if one)
 
     @property
     def waited(self) -> float:

@@ -23,16 +23,17 @@ OVER = frozenset({states.SUCCESS, states.FAILURE, states.RETRY, states.IGNORED})
 
 
 class Reason(Enum):
-    """Why a run has ended without its body. Each policy's file has its own reasons, a row each for the main process.
+    """Why a policy has ended a run. Each policy's file has its own reasons, a row each for the main process.
 
     Attributes:
         state: The state that the run has stored; None if it has stored none.
         text: What callers read, with a place for the task that is the reason; empty if that depends on the conflict.
         is_conflict: Whether the run has found its key held.
+        has_run: Whether the body has begun.
     """
 
-    def __init__(self, state: str | None, text: str = "", is_conflict: bool = True) -> None:
-        self.state, self.text, self.is_conflict = state, text, is_conflict
+    def __init__(self, state: str | None, text: str = "", is_conflict: bool = True, has_run: bool = False) -> None:
+        self.state, self.text, self.is_conflict, self.has_run = state, text, is_conflict, has_run
 
 
 class Place(NamedTuple):
@@ -51,7 +52,7 @@ class Place(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """How a run has ended without its body."""
+    """How a policy has ended a run: nearly always before its body has begun."""
 
     policy: str
     """The policy, as log lines name it."""
@@ -88,7 +89,7 @@ class Ended(Ignore):
 
 def waiting_policy(options: LockOptions) -> str:
     """The policy that log lines name for a run that waits for its turn."""
-    return "join" if options.on_conflict == "join" else "wait"
+    return options.on_conflict if options.on_conflict in {"join", "replace"} else "wait"
 
 
 def leaves_note(state: str | None) -> bool:

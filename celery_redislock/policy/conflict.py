@@ -20,6 +20,7 @@ from celery_redislock.protocol.tokens import is_whole
 
 from .join import Join, join
 from .raise_ import Fail, refuse
+from .replace import replace
 from .skip import Skip, skip
 from .wait import ComeBack, Wait, Waiting, wait
 
@@ -45,14 +46,14 @@ def on_conflict(
     then cools down. For all others the policy decides.
 
     `is_own_copy` means that a holder runs the same attempt, from another delivery of this message. `has_ended` may ask
-    the result backend: it is called only if no cheaper rule decides, and never for the policy ``wait``.
+    the result backend: it is called only if no cheaper rule decides, and never for a policy in `WAITING`.
     """
     is_begun = is_own_copy or message.delivery.has_begun
     is_successor = any(follows(message.causes, one) for one in holder.holders)
     if is_begun or message.attempt.retries or is_successor or message.is_owed_its_key:
         return ComeBack(is_begun)
     policy = policy_for(holder, options)
-    if policy != "wait" and any(one.state in {"offered", "sending"} or has_ended(one) for one in holder.holders):
+    if policy not in WAITING and any(one.state in {"offered", "sending"} or has_ended(one) for one in holder.holders):
         return ComeBack(is_begun=False, reason=Waiting.UNLESS_COOLING)
     return POLICIES[policy](message, holder, options)
 
@@ -75,8 +76,10 @@ def follows(causes: frozenset[str], holder: LockInfo) -> bool:
     return holder.task_id is not None and holder.task_id in causes and holder.state != "spent"
 
 
-POLICIES: dict[str, Policy] = {"join": join, "raise": refuse, "skip": skip, "wait": wait}
+POLICIES: dict[str, Policy] = {"join": join, "raise": refuse, "replace": replace, "skip": skip, "wait": wait}
 """The function for each value of `lock_on_conflict`."""
+WAITING = ("wait", "replace")
+"""The policies by which each message waits, whoever holds the key."""
 
 
 # Decisions for a run that cannot ask for its key.

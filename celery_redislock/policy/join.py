@@ -22,6 +22,7 @@ from celery_redislock.message.republish import ignores_result
 from celery_redislock.options import LockOptions
 from celery_redislock.policy import Ended, Reason, Verdict
 from celery_redislock.protocol.replies import Conflict
+from celery_redislock.protocol.tokens import RUNNING
 
 from .raise_ import Fail
 from .skip import Skip, revoke
@@ -50,7 +51,7 @@ class Join(NamedTuple):
 
     def end(self, message: Message, holder: LockInfo, conflict: Conflict) -> None:
         """End the run. Its message waits in line only while the joined task holds the key."""
-        if any(one.task_id == self.joins and one.state == "held" for one in holder.holders):
+        if any(one.task_id == self.joins and one.state in RUNNING for one in holder.holders):
             Wait().end(message, holder, conflict, self.joins)
         else:
             come_back(message, self.joins)
@@ -181,7 +182,8 @@ def has_ended(task: Task[..., Any], holder: LockInfo, *, cools_down: bool) -> bo
     ended if the task's keys cool down (`cools_down`): the policy then applies to a newcomer, as it will during the
     cooldown, and the newcomer does not wait in line until the cooldown is over.
     """
-    if holder.state not in {"held", "queued"} or holder.task_id is None or backend_scheme(task.app) in PRIVATE_BACKENDS:
+    may_have_ended = holder.state in {*RUNNING, "queued"} and backend_scheme(task.app) not in PRIVATE_BACKENDS
+    if holder.task_id is None or not may_have_ended:
         return False
     try:
         meta = task.backend.get_task_meta(holder.task_id, cache=False)
@@ -194,7 +196,7 @@ def has_ended(task: Task[..., Any], holder: LockInfo, *, cools_down: bool) -> bo
         return False
     if meta["status"] not in states.READY_STATES:
         return False
-    if cools_down and meta["status"] == states.SUCCESS and (holder.state, holder.task) == ("held", task.name):
+    if cools_down and meta["status"] == states.SUCCESS and holder.state in RUNNING and holder.task == task.name:
         return False
     done = moment_of(meta.get("date_done"))
     # A result older than the lock belongs to an earlier run under the same id. Both times come from the clock of the

@@ -49,6 +49,8 @@ def acquire(
         options, values = f"{options}M", (*values, str(numbered.number or ""))
         if numbered.body is not None:
             options, values = f"{options}L", (*values, numbered.body)
+        if numbered.stops_but is not None:
+            options, values = f"{options}Z", (*values, _ids(numbered.stops_but))
     if demand.share is not None:
         _, digest, turn, rank = demand.share
         options, values = f"{options}FHY", (*values, digest, str(turn), str(rank or ""))
@@ -78,6 +80,7 @@ def merge(key: str, token: Token, ttl: float, queued_ttl: float, passed: Passed,
         "B": None if call.debounce is None else _ms(call.debounce),
         "X": None if call.debounce_max is None else _ms(call.debounce_max),
         "M": str(call.number) if call.number else None,
+        "Z": None if call.stops_but is None else _ids(call.stops_but),
         "R": "1" if call.is_retry else None,
     }
     options = {letter: value for letter, value in given.items() if value is not None}
@@ -85,6 +88,19 @@ def merge(key: str, token: Token, ttl: float, queued_ttl: float, passed: Passed,
     values: tuple[Text, ...] = (token.owner, token.value, _ms(ttl), _ms(queued_ttl), token.task_field, ended, unsent)
     values = ("".join(options), *values, call.body, *options.values())
     return Command(scripts.MERGE, (key, names.line, names.queued), values)
+
+
+def replace(key: str, token: Token, ttl: float, stops_but: Iterable[str]) -> Command:
+    """Keep the place in the queue of `key` for a ticket that was sent, and ask the run that has the key to stop.
+
+    Args:
+        key: The lock's key.
+        token: The token of the ticket's reservation.
+        ttl: How long the place is reserved, in seconds.
+        stops_but: The ids of the jobs that caused the call; their runs are not asked.
+    """
+    names = keys_of(key)
+    return Command(scripts.REPLACE, (key, names.line, names.queued), (token.owner, _ms(ttl), _ids(stops_but)))
 
 
 def release(

@@ -11,14 +11,15 @@ MAX_CAPACITY = 50
 #: Ranks from this one on are virtual times, which lua/acquire.lua gives out. All others are times of the clock.
 FIRST_TURN = 2**52
 #: NOTE separates the lock's key from an attempt, GONE from a claim, WINDOW from a task, GIVEN from a job, MERGED from a
-#: publish.
-NOTE, GONE, WINDOW, GIVEN, MERGED = ":note:", ":gone:", ":window:", ":args:", ":merged:"
+#: publish, REPLACED from a task id.
+NOTE, GONE, WINDOW, GIVEN, MERGED, REPLACED = ":note:", ":gone:", ":window:", ":args:", ":merged:", ":replaced:"
 #: Names the channel of all rooms.
 ALL_ROOMS = "all"
 #: The longest key, in characters, that a room accepts in a hint about a line where it has no waiter.
 LONGEST_KEY = 10_000
 _CAPACITIES = frozenset(map(str, range(1, MAX_CAPACITY + 1)))
-_KINDS = rf":queued|:pending|:fair|:newest|:line|:fence|:permit:\d+|{GIVEN}.*|{MERGED}.*|{WINDOW}.*|{NOTE}.*|{GONE}.*"
+_OTHERS = rf"{GIVEN}.*|{MERGED}.*|{REPLACED}.*|{WINDOW}.*|{NOTE}.*|{GONE}.*"
+_KINDS = rf":queued|:pending|:fair|:newest|:line|:fence|:permit:\d+|{_OTHERS}"
 _PART = re.compile(rf"(?P<stem>.*\}})(?P<kind>{_KINDS})", re.DOTALL).fullmatch
 
 

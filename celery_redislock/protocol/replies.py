@@ -7,7 +7,7 @@ from typing import NamedTuple, Self
 from celery_redislock.errors import LockInfo
 
 from .scripts import Reply, Tag
-from .tokens import Token
+from .tokens import Token, unescape
 
 
 def info_of(token: Token, key: str, ttl: float | None) -> LockInfo:
@@ -169,3 +169,24 @@ class Superseded(NamedTuple):
 
     task_id: str | None
     """The task whose run, with a newer call, has begun; None if the merged calls have expired."""
+
+
+class Stopped(NamedTuple):
+    """The reply to an acquire: a run of this job was asked to stop, so that none begins again."""
+
+    task_id: str
+    """The task that has replaced it."""
+
+
+class Renewed(NamedTuple):
+    """The reply to a renewal: the holder still has the key."""
+
+    asked_by: str | None = None
+    """The task that asks the holder to stop; None if none does."""
+
+    @classmethod
+    def of(cls, reply: bytes | list[bytes]) -> Self | None:
+        """Return what a renewal's reply about one key means; None if the key is lost."""
+        if isinstance(reply, list):
+            return cls(unescape(reply[1].decode(errors="replace")))
+        return cls() if reply == Tag.KEPT else None

@@ -42,7 +42,7 @@ class Script:
 
 
 ACQUIRE, RESERVE, RELEASE, RENEW = Script("acquire"), Script("reserve"), Script("release"), Script("renew")
-MERGE, EXPECT, INSPECT = Script("merge"), Script("expect"), Script("inspect")
+MERGE, REPLACE, EXPECT, INSPECT = Script("merge"), Script("replace"), Script("expect"), Script("inspect")
 STAND, LEAVE = Script("stand"), Script("leave")
 
 
@@ -57,6 +57,7 @@ class Tag(bytes, Enum):
     DUE = b"due"
     EXPIRED = b"expired"
     SUPERSEDED = b"superseded"
+    STOPPED = b"stopped"
     QUEUED = b"queued"
     MERGED = b"merged"
     OUTSTANDING = b"outstanding"
@@ -118,6 +119,8 @@ class Call(NamedTuple):
     """The number that it was given before; 0 for a new call."""
     is_retry: bool = False
     """Whether it is the next attempt of a run with this number, which is given the run's earlier calls too."""
+    stops_but: frozenset[str] | None = None
+    """If the run that has the key is asked to stop: the ids of the jobs that caused the call, which are not."""
 
 
 class Numbered(NamedTuple):
@@ -127,6 +130,8 @@ class Numbered(NamedTuple):
     """The number that it was given before; 0 if no newer call replaces it."""
     body: bytes | None = None
     """Its arguments, if it is the next attempt of a run and could not be merged."""
+    stops_but: frozenset[str] | None = None
+    """As in `Call`; empty if the run asks nobody to stop, but may be replaced itself."""
 
 
 class Claim(NamedTuple):

@@ -1,8 +1,9 @@
 """The token: what a key holds for its one owner. Only this module mints and parses tokens.
 
 A token is ``<state><nonce> <attempt> <milliseconds since the epoch> <host> <task>``. Fields are escaped so that none
-contains a space; ``*`` is a field without a value. The scripts read the state; the nonce, which tells who owns the key;
-and the attempt, which tells whether a message is a copy of the holder's. lua/prelude.lua has that code.
+contains a space; ``*`` is a field without a value. If the holder is asked to stop, ``<`` and the id of the task that
+replaces it come last. The scripts read the state; the nonce, which tells who owns the key; and the attempt, which tells
+whether a message is a copy of the holder's. lua/prelude.lua has that code.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ _STATES = {
 _SAME_OWNER = {SEEN: RUNS, SENDING: RESERVED, CALLED: OFFERED}
 #: A field without a value. No escaped field equals it.
 NOTHING = "*"
+#: What the id of the task that asks the holder to stop begins with. No escaped field contains it.
+ASKED_BY = "<"
+#: The states in which a run has the key.
+RUNNING = ("held", "stopping")
 #: The maximum length of an id or a name in a token, in characters: a publisher could choose an id of a megabyte.
 MAX_NAME = 200
 _PLAIN = re.compile(r"[\w.@:+,~-]+", re.ASCII).fullmatch
@@ -68,6 +73,7 @@ class _Fields(NamedTuple):
     since: datetime | None = None
     hostname: str | None = None
     task: str | None = None
+    asked_by: str | None = None
 
 
 class Token(str):
@@ -115,7 +121,19 @@ class Token(str):
     def state(self) -> str:
         """The state of a key that holds this token, as in `LockInfo.state`."""
         is_of_a_room = self.nonce != self and self[0] in {OFFERED, CALLED}
+        if self.asked_by:
+            return "stopping"
         return _STATES[self[0]] if self.attempt or is_of_a_room else "held"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a run, a block or another library's lock has the key."""
+        return self.state in RUNNING
+
+    @property
+    def asked_by(self) -> str | None:
+        """The id of the task that asks the holder to stop, as tokens spell it; None if none does."""
+        return self._parsed.asked_by
 
     @property
     def is_reserved(self) -> bool:
@@ -258,7 +276,8 @@ def origin(hostname: str | None, task: str | None) -> str:
 
 def _parse(token: Token) -> _Fields:
     """Return the fields after the nonce; all None if the text was not minted here."""
-    head, *fields = token.split(" ")[:_FIELDS]
+    head, *fields = token.split(" ")
+    asked_by, fields = fields[_FIELDS - 1 :], fields[: _FIELDS - 1]
     try:
         attempt, since, hostname, task = fields
         if not _HEAD(head) or not token.isascii():
@@ -266,8 +285,9 @@ def _parse(token: Token) -> _Fields:
         return _Fields(
             None if attempt == NOTHING else _parse_attempt(attempt),
             datetime.fromtimestamp(int(since) / 1000, UTC),
-            None if hostname == NOTHING else _unescape(hostname),
-            None if task.startswith(NOTHING) else _unescape(task),
+            None if hostname == NOTHING else unescape(hostname),
+            None if task.startswith(NOTHING) else unescape(task),
+            unescape(asked_by[0][1:]) if asked_by and asked_by[0].startswith(ASKED_BY) else None,
         )
     except (ValueError, TypeError, OverflowError, OSError):
         return _Fields()
@@ -277,8 +297,9 @@ def _parse_attempt(text: str) -> Attempt:
     task_id, retries, replaced, *publish = text.split("/")
     if not all(map(is_publish, publish)):
         raise ValueError("not the text of an attempt")
-    return Attempt(_unescape(task_id), int(retries), int(replaced), *publish)
+    return Attempt(unescape(task_id), int(retries), int(replaced), *publish)
 
 
-def _unescape(field: str) -> str:
+def unescape(field: str) -> str:
+    """Return the text that `escape` has made `field` of."""
     return unquote(field, errors="surrogatepass")

@@ -1,4 +1,4 @@
-"""Abort: raises LockLost in the thread of a body that has lost its lock, for `lock_on_lost="abort"`."""
+"""Abort: raises LockLost or LockReplaced in the thread of a body whose run has lost its lock, or is asked to stop."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 import threading
 from typing import Any, Self
 
-from celery_redislock.errors import LockLost
+from celery_redislock.errors import LockLost, LockReplaced
 
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _raise_in.argtypes = (ctypes.c_ulong, ctypes.py_object)
@@ -14,7 +14,7 @@ _NOTHING = ctypes.py_object()
 
 
 class Abort:
-    """A context manager around a body. `strike` raises LockLost inside the body, and nowhere else in its thread.
+    """A context manager around a body. `strike` raises an error inside the body, and nowhere else in its thread.
 
     The interpreter raises the error between two bytecodes, so a body inside a C call (a query, a sleep) gets it when
     the call returns. A greenlet never gets it. There, and around long C calls, a body should call
@@ -33,15 +33,15 @@ class Abort:
         """Whether a body is running in this context. Nested calls, such as ``super().run()``, must not re-enter it."""
         return self._thread is not None
 
-    def strike(self, key: str, reason: str) -> None:
-        """Raise LockLost in the body, or, if the body has not started, when it starts.
+    def strike(self, error: LockLost | LockReplaced) -> None:
+        """Raise `error` in the body, or, if the body has not started, when it starts.
 
         Only the first call has an effect.
         """
         with self._changing:
             if self._error is not None:
                 return
-            self._error = _lost(key, reason)
+            self._error = _without_arguments(error)
             if self._thread is not None:
                 _raise_in(self._thread, self._error)
 
@@ -53,8 +53,8 @@ class Abort:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # LockLost may be raised while this method runs. It then propagates and ends the body, like any other error. No
-        # second LockLost can follow, because `strike` raises only one.
+        # The error may be raised while this method runs. It then propagates and ends the body, like any other error. No
+        # second one can follow, because `strike` raises only one.
         with self._changing:
             thread = self._thread
             self._thread = None
@@ -63,7 +63,7 @@ class Abort:
 
 
 class _TakenBack(BaseException):
-    """Raised in place of a LockLost that comes too late, and caught at once."""
+    """Raised in place of an error that comes too late, and caught at once."""
 
 
 def _take_back(thread: int) -> None:
@@ -82,15 +82,16 @@ def _take_back(thread: int) -> None:
         raise
 
 
-def _lost(key: str, reason: str) -> type[Exception]:
-    """Create a subclass of LockLost that takes no arguments, because the interpreter instantiates it without any."""
+def _without_arguments(error: LockLost | LockReplaced) -> type[Exception]:
+    """Create a subclass of the error's class that takes no arguments: the interpreter instantiates it without any."""
+    kind: Any = type(error)
 
-    class Lost(LockLost):
+    class Struck(kind):  # type: ignore[misc]
         def __init__(self) -> None:
-            super().__init__(key, reason)
+            super().__init__(*error.args)
 
         def __reduce__(self) -> tuple[Any, ...]:
-            return LockLost, (key, reason)
+            return kind, error.args
 
-    Lost.__name__, Lost.__qualname__, Lost.__module__ = "LockLost", "LockLost", LockLost.__module__
-    return Lost
+    Struck.__name__, Struck.__qualname__, Struck.__module__ = kind.__name__, kind.__qualname__, kind.__module__
+    return Struck

@@ -24,9 +24,10 @@ from celery_redislock.celery_port import (
     retried_body,
     set_retried_body,
 )
-from celery_redislock.errors import LockConfigError, LockConflict
+from celery_redislock.errors import LockConfigError, LockConflict, LockLost, LockReplaced
 from celery_redislock.options import ATTRIBUTES
 from celery_redislock.policy.raise_ import expect
+from celery_redislock.policy.replace import end_replaced
 
 from .execution import execution_of
 from .plan import LockAttributes, LockPlan
@@ -77,7 +78,18 @@ def checked_plan(app: Celery, cls: TaskClass, name: str) -> LockPlan:
     warn_of_leftovers(cls, name, "" if has_own_key else " Its key is made of all its arguments.")
     if plan.options.on_conflict == "raise":
         expect(cls, LockConflict)
+    spare_lost_locks(cls)
     return plan
+
+
+def spare_lost_locks(cls: TaskClass) -> None:
+    """Have ``autoretry_for=(Exception,)`` let LockLost pass: another run may hold the key already.
+
+    A task that names LockLost itself among its errors is retried.
+    """
+    retried, spared = (tuple(getattr(cls, name, ())) for name in ("autoretry_for", "dont_autoretry_for"))
+    if retried and LockLost not in (*retried, *spared):
+        cls.dont_autoretry_for = (*spared, LockLost)  # type: ignore[attr-defined]
 
 
 def guard_body(app: Celery, cls: TaskClass, name: str, is_locked: Callable[[], bool]) -> None:
@@ -187,7 +199,8 @@ def guard(
 
     The wrapper raises LockConfigError if a worker did not run `LockedTask.before_start`. If the run has joined another
     task, it returns that task's outcome instead of running the body. With `lock_on_lost="abort"`, LockLost can end the
-    body. A direct call runs none of Celery's hooks, so there the wrapper only calls the body.
+    body; with `lock_on_conflict="replace"`, LockReplaced can. A direct call runs none of Celery's hooks, so there the
+    wrapper only calls the body.
     """
 
     @functools.wraps(body)
@@ -209,8 +222,11 @@ def guard(
         if abort is None or abort.is_armed:
             # An armed `abort` means that the body itself called this wrapper, through `self.run()` or `super().run()`.
             return body(*args, **kwargs)
-        with abort:
-            return body(*args, **kwargs)
+        try:
+            with abort:
+                return body(*args, **kwargs)
+        except LockReplaced as error:
+            end_replaced(execution.message, error.task_id, has_run=True)
 
     run.__redislock__ = body  # type: ignore[attr-defined]
     return run

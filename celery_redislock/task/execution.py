@@ -19,7 +19,7 @@ from celery_redislock import signals
 from celery_redislock.app import server_of
 from celery_redislock.celery_port import tasks_of_this_thread
 from celery_redislock.connection.store import LockStore
-from celery_redislock.errors import LockConfigError, LockInfo, LockUnavailable, shown
+from celery_redislock.errors import LockConfigError, LockInfo, LockLost, LockReplaced, LockUnavailable, shown
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.hold.keeper import LastWord
 from celery_redislock.lock.lock import Lock
@@ -64,7 +64,8 @@ class Execution:
         request: Celery's request.
         message: The request's message, from `delivered`.
         held: The lock that the run asks for, with its hold; None until `demands`.
-        abort: Ends the body when the lock is lost; None unless `lock_on_lost` is ``abort``.
+        abort: Ends the body when the lock is lost, if `lock_on_lost` is ``abort``, or when a newer call replaces the
+            run; None if neither can happen.
         joined: The outcome of the joined task: the run ends with it and does not run its body. None if it joined none.
         number: The number of the call that the run is for; 0 if it has none.
     """
@@ -77,7 +78,9 @@ class Execution:
         #: The message's attempt as text, for the token and the note.
         self._attempt = str(self.message.attempt)
         self.held: HeldLock | None = None
-        self.abort = Abort() if plan.options.on_lost == "abort" else None
+        #: Whether a newer call may ask the run to stop: in a worker, whatever its own call says about conflicts.
+        self._is_replaceable = plan.options.on_conflict == "replace" and not message.request.is_eager
+        self.abort = Abort() if plan.options.on_lost == "abort" or self._is_replaceable else None
         self.joined: Outcome | None = None
         self.number = message.header.number
         self._server = server_of(plan.app)
@@ -105,7 +108,8 @@ class Execution:
         self.message.demand = demand
         claim = None if self.message.header.claim is None else self._claim(demand, self.message.header.claim)
         hold = Hold(demand, self._mint(), claim, self.message.delivery.call)
-        self.held = HeldLock(self._server.store, hold, options.lease, options.max_hold, self._on_lost)
+        on_asked = self._on_asked if self._is_replaceable else None
+        self.held = HeldLock(self._server.store, hold, options.lease, options.max_hold, self._on_lost, on_asked)
         return self.held
 
     def acquire(self, lock: HeldLock) -> None:
@@ -185,13 +189,16 @@ class Execution:
     def _numbered(self) -> Numbered | None:
         """The message's call, if others can be merged into the message."""
         header, mode = self.message.header, self.message.options.arguments
-        if mode == "first" or not (header.number or mode == "all"):
+        if mode == "first" or not (header.number or mode == "all" or self._is_replaceable):
             return None
         body = None
         if header.unmerged and header.number:
             serializer = self.message.delivery.serializer or self.task.serializer
             body = write_call(self.task.name, serializer, *self._arguments)
-        return Numbered(0 if mode == "all" else header.number, body)
+        stops_but = frozenset[str]() if self._is_replaceable else None
+        if header.number and self.message.options.on_conflict == "replace":
+            stops_but = self.message.causes
+        return Numbered(0 if mode == "all" else header.number, body, stops_but)
 
     def _use_calls(self, lock: HeldLock, grant: Granted) -> None:
         """Replace the arguments of the run by those of the last call that it was given.
@@ -230,7 +237,8 @@ class Execution:
         was_sent_before = lock.hold.phase is Phase.ENDING
         lock.hold = lock.hold.ended(cooldown, self._note_after(lock, state))
         word = LastWord(lock, lock.hold, was_sent_before)
-        lock.on_lost = partial(_announce_loss, self.task)  # the body is over: do not keep its arguments in memory
+        # The body is over: do not keep its arguments in memory.
+        lock.on_lost, lock.on_asked = partial(_announce_loss, self.task), None
         try:
             self._server.send_late(lock.hold.release(), word.on_reply, partial(word.send_again, keeper, UNREAD))
             is_sent = True
@@ -250,7 +258,8 @@ class Execution:
         copy_may_wait = delivery.may_be_a_copy
         is_sent_back_only = copy_may_wait and not delivery.is_delivered_again
         ttl = self.plan.broker.note_ttl(is_sent_back_only=is_sent_back_only)
-        given = keys_of(lock.key).given(self.message.attempt.job) if self.number and state != states.RETRY else None
+        is_kept = (self.number or self._is_replaceable) and state != states.RETRY
+        given = keys_of(lock.key).given(self.message.attempt.job) if is_kept else None
         return Note(self._note(lock.key), ttl, copy_may_wait, given)
 
     def _claim(self, demand: Demand, claim: str) -> Claim | None:
@@ -291,9 +300,16 @@ class Execution:
         signals.lock_conflict.send(sender=self.task, key=holder.key, holder=holder, policy=policy)
 
     def _on_lost(self, lock: HeldLock, reason: str) -> None:
-        if self.abort is not None:  # before the signal, whose receivers may be slow
-            self.abort.strike(lock.key, reason)
+        if self.abort is not None and self.plan.options.on_lost == "abort":
+            self.abort.strike(LockLost(lock.key, reason))  # before the signal, whose receivers may be slow
         _announce_loss(self.task, lock, reason)
+
+    def _on_asked(self, lock: HeldLock) -> None:
+        newer = str(lock.replaced)
+        if self.abort is not None:
+            self.abort.strike(LockReplaced(lock.key, newer))
+        about = self.message.fields("asked_to_stop", key=lock.key, holder_id=newer)
+        logger.info("%s: task %s asks it to stop (replace)", self.message.name, shown(newer), extra=about)
 
     def _note(self, key: str) -> str:
         return keys_of(key).note(self._attempt)

@@ -20,12 +20,22 @@ from celery_redislock.lock.handle import check_fence, entry_of_context
 from celery_redislock.message.delivery import ASKED_KEYS
 from celery_redislock.message.message import Message
 from celery_redislock.policy import Ended, Verdict, join
-from celery_redislock.policy.conflict import POLICIES, Decision, Refuse, RunWithout, on_conflict, on_outage, policy_for
+from celery_redislock.policy.conflict import (
+    POLICIES,
+    WAITING,
+    Decision,
+    Refuse,
+    RunWithout,
+    on_conflict,
+    on_outage,
+    policy_for,
+)
 from celery_redislock.policy.raise_ import Fail
+from celery_redislock.policy.replace import end_replaced
 from celery_redislock.policy.skip import Skip, supersede
 from celery_redislock.policy.wait import LONGEST_PAUSE, SHORTEST_PAUSE, ComeBack, Waiting, sleep_until_due
 from celery_redislock.protocol.hold import Phase
-from celery_redislock.protocol.replies import Conflict, Finished, Granted, NotDue, Superseded
+from celery_redislock.protocol.replies import Conflict, Finished, Granted, NotDue, Stopped, Superseded
 
 from .execution import Execution, held_by_request
 
@@ -94,6 +104,8 @@ class WorkerExecution(Execution):
                     if newer is not None:
                         signals.lock_superseded.send(sender=self.task, key=self.key, task_id=newer)
                     supersede(self.message, newer)
+                case Stopped(newer):
+                    end_replaced(self.message, newer, has_run=False)
                 case Conflict():
                     self._conflict(answer)
 
@@ -234,7 +246,7 @@ class EagerExecution(Execution):
         policy = policy_for(holder, options)
         decision = _decide(self, conflict, holder)
         if not isinstance(decision, Skip | Fail):
-            is_for_a_moment = isinstance(decision, ComeBack) and policy != "wait"
+            is_for_a_moment = isinstance(decision, ComeBack) and policy not in WAITING
             left = self._server.take(lock, MOMENT if is_for_a_moment else options.block_for, fence=options.fence)
             if left is None:
                 return

@@ -148,6 +148,9 @@ class LockPlan:
     def _resolve(self, **given: Any) -> LockOptions:
         own = {**self._own, **given}
         options = resolve_options(self.task, own, self._app_wide)
+        if options.on_conflict == "replace" != self.options.on_conflict:
+            where = "set it in the decorator or the class, so that each of the task's runs can be stopped"
+            raise LockConfigError(f"{self.task}: lock_on_conflict = 'replace' is an option of the task only: {where}")
         self._check_backend(options, own)
         return options
 
@@ -258,9 +261,9 @@ class LockAttributes:
     task. ``"queue"``: while the body runs, and one more message may be queued. See docs/unique-jobs.md."""
 
     lock_on_conflict: ConflictPolicy | None
-    """What happens to a run whose key is held: ``"skip"``, ``"wait"``, ``"raise"`` or ``"join"``. The default is
-    ``"skip"`` if all arguments make up the key, and ``"wait"`` otherwise, with a limit, and in scope ``"queue"``. See
-    docs/conflicts.md."""
+    """What happens to a run whose key is held: ``"skip"``, ``"wait"``, ``"raise"``, ``"join"`` or, with
+    `lock_arguments` ``"latest"``, ``"replace"``. The default is ``"skip"`` if all arguments make up the key, and
+    ``"wait"`` otherwise, with a limit, and in scope ``"queue"``. See docs/conflicts.md."""
 
     lock_lease: float
     """How long the lock outlives a dead holder. A live holder renews it every third of the lease. 30 by default."""

@@ -243,6 +243,7 @@ class Publication:
             lock.debounce_max,
             run.number if run else 0,
             run is not None,
+            self._causes if lock.on_conflict == "replace" and not run else None,
         )
 
     def _is_next_attempt(self, execution: Execution) -> bool:
@@ -370,6 +371,8 @@ class Publication:
         # the key under its own nonce, and the command does nothing.
         windows = [(window, token, math.inf) for window in self.hold.places[1:]]
         ends, command = time.monotonic() + self._plan.options.lease, commands.renew([(reserved, token, ttl), *windows])
+        if self._call is not None and self._call.stops_but is not None:
+            command = commands.replace(key, token, ttl, self._call.stops_but)
         try:
             server.send_late(
                 *(command, lambda _: None),

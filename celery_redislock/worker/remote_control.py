@@ -196,7 +196,7 @@ def _ask(runs: Sequence[tuple[Run, Demand]], answers: dict[str, LockInfo | None]
             found = server_of(run.plan.app).store.look(demand)
         except RedisLockError:
             return
-        mine = [one for one in (found.holders if found else ()) if one.nonce == run.nonce and one.state == "held"]
+        mine = [one for one in (found.holders if found else ()) if one.nonce == run.nonce and one.is_running]
         answers[run.nonce] = info_of(mine[0], demand.key, found.ttl) if found and mine else None
 
 
@@ -220,7 +220,7 @@ class RunCounts:
         if isinstance(error, LockConflict) or (isinstance(error, Ended) and error.verdict.reason.is_conflict):
             with self._counting:
                 self.conflicts += 1
-        elif isinstance(error, Ended):
+        elif isinstance(error, Ended) and not error.verdict.reason.has_run:
             self._was_sent_back()
 
     def _was_sent_back(self) -> None:

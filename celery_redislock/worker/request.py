@@ -215,7 +215,8 @@ class LockedRequest(Request):
     def _ends(self, exc_info: Any, error: Any, send_failed_event: bool, return_ok: bool) -> Any:
         room, verdict = waiting_room_of(self.app), error.verdict if isinstance(error, Ended) else None
         if room is not None and verdict is not None:
-            room.give_rate_token_back(self)
+            if not verdict.reason.has_run:
+                room.give_rate_token_back(self)
             if verdict.place is not None:
                 return self._wait(room, verdict, verdict.place)
         # With `return_ok`, the run has not lost its process: the error comes from a task that the run has joined.

@@ -178,7 +178,7 @@ class WaitingMessage(Waiter):
 
     def _may_be_joined(self, holder: Token) -> bool:
         """Whether `holder` is the task that the message has joined, or a reservation that may belong to that task."""
-        return holder.is_reserved or (holder.state == "held" and info_of(holder, "", None).task_id == self.joins)
+        return holder.is_reserved or (holder.is_running and info_of(holder, "", None).task_id == self.joins)
 
     def take_turn(self, *, called: bool) -> None:
         """Run the message again in the pool, because it was called to its key or has stopped waiting."""

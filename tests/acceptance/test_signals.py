@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from celery import states
 from celery.exceptions import TaskRevokedError
 
 from celery_redislock import LockLost, signals
@@ -61,6 +62,12 @@ def test_a_receiver_that_fails_never_harms_its_run(
         tasks.latest.delay("merged", "first", 0, "overtaken").get(timeout=20)
     for signal in (signals.lock_merged, signals.lock_superseded):
         assert told(signal, "latest") == [signal.providing_args]
+
+    replaced = tasks.newest.delay("replaced", "older", str(file) + " that nobody makes")
+    wait_until(lambda: told(signals.lock_acquired, "newest"), "it runs")
+    assert tasks.newest.delay("replaced", "newer").get(timeout=20) == "newer"
+    assert replaced.state == states.REVOKED
+    assert told(signals.lock_replaced, "newest") == [signals.lock_replaced.providing_args]
 
     for name in signals.__all__:
         broken = f"a receiver of {name} is broken"

@@ -433,6 +433,22 @@ def test_a_retry_that_a_newer_call_has_overtaken_is_told_so(tasks, why, start_wo
     assert f": superseded by {newer.id}." in why(stale, Say.SUPERSEDED)
 
 
+def test_a_run_that_a_newer_call_replaces_is_asked_to_stop_and_then_was_replaced(
+    tasks, why, start_worker, running, ledger, gate
+):
+    start_worker(2)
+    tasks.newest.delay("k", "older", f"{gate} that stays shut", "swallows", str(gate))
+    running("older")
+    newer = tasks.newest.delay("k", "newer", 30.0)
+    said = why(newer, Say.WAITS, Say.HELD, Say.STOPPING)
+    assert f"It is ASKED TO STOP: task {newer.id}, a newer call, replaces it once its body has ended." in said
+    gate.open()
+    running("newer")
+    newest = tasks.newest.delay("k", "newest")
+    assert newest.get(timeout=30) == "newest"
+    assert f": replaced by {newest.id}, a newer call" in why(newer, Say.REPLACED)
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_one_that_has_joined_another_is_not_said_to_have_run(tasks, app, why, start_worker, running, fails):
     start_worker(2)

@@ -68,6 +68,23 @@ def test_every_policy_does_what_it_says(tasks, start_both, ledger, nothing_is_le
     nothing_is_left()
 
 
+def test_a_newer_call_ends_the_body_or_tells_it_to_stop(
+    tasks, start_both, pool, running, ledger, nothing_is_left, tmp_path
+):
+    """A greenlet gets no error from another one, so its body asks."""
+    how, nobody_opens = ("checks" if pool in GREEN_POOLS else ""), str(tmp_path / "nobody opens this")
+    start_both()
+    older = tasks.newest.delay("k", "older", nobody_opens, how, nobody_opens)
+    running("older")
+    newer = tasks.newest.delay("k", "newer")
+    assert newer.get(timeout=30) == "newer"
+    with pytest.raises(TaskRevokedError, match=f"replaced by {newer.id}"):
+        older.get(timeout=30)
+    assert ledger.items() == ["older", "newer"]
+    assert ledger.overlaps() == []
+    nothing_is_left()
+
+
 def test_every_outage_policy_does_what_it_says(lock_proxy, config, start, ledger):
     names = {"retry": "lab.work", "raise": "lab.once", "run": "lab.keyed"}
     config.settings["task_annotations"] = {name: {"lock_on_outage": policy} for policy, name in names.items()}

@@ -31,7 +31,7 @@ def exported() -> dict[str, set[str]]:
     """The names of all samples that we export, each with the names of its labels."""
     for counter, labels in (
         (metrics.ACQUIRED, ()), (metrics.UNAVAILABLE, ()), (metrics.CONFLICTS, ("wait",)), (metrics.LOST, ("gone",)),
-        (metrics.MERGED, ()), (metrics.SUPERSEDED, ()),
+        (metrics.MERGED, ()), (metrics.SUPERSEDED, ()), (metrics.REPLACED, ()),
     ):  # fmt: skip
         counter.labels("dashboard.task", *labels).inc()
     for histogram in (metrics.HOLD, metrics.WAIT):

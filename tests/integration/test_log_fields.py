@@ -67,6 +67,15 @@ def test_a_run_that_is_superseded_tells_by_which_task(app, tasks, deliver, field
     ]
 
 
+def test_a_run_that_is_replaced_tells_by_which_task(app, tasks, deliver, locks, fields):
+    key = tasks.newest.lock_for("k").name
+    locks.client.set(f"{key}:replaced:mine", "2 newer")
+    deliver(app, "lab.newest", "k", id="mine", redislock={"number": 1})
+    assert fields() == [
+        {"event": "replaced", "task": "lab.newest", "task_id": "mine", "key": key, "holder_id": "newer"}
+    ]
+
+
 @pytest.mark.skipif(MEASURED, reason="on CPython 3.11 it may stand still inside coverage.py's trace function")
 def test_a_loss_tells_whose_lock_it_was_and_why(app, tasks, deliver, fields, locks):
     key = tasks.aborted.lock_for("k").name

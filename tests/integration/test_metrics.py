@@ -75,6 +75,13 @@ def test_a_run_that_a_newer_call_has_overtaken_is_counted(app, tasks, deliver, c
     assert counted("acquired_total", task="lab.latest") == 1
 
 
+def test_a_run_that_a_newer_call_has_replaced_is_counted(app, tasks, deliver, locks, counted):
+    locks.client.set(f"{tasks.newest.lock_for('k').name}:replaced:stale", "2 newer")
+    deliver(app, "lab.newest", "k", id="stale", redislock={"number": 1})
+    assert counted("replaced_total", task="lab.newest") == 1
+    assert counted("acquired_total", task="lab.newest") == 0
+
+
 def test_every_way_to_lose_a_lock_has_its_word():
     ways = {value for name, value in vars(held_lock).items() if name.isupper() and isinstance(value, str)}
     assert len(ways) == 4

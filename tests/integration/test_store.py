@@ -15,7 +15,7 @@ from celery_redislock.connection.connect import connect
 from celery_redislock.connection.store import LockStore
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.names import keys_of
-from celery_redislock.protocol.replies import Conflict, Finished, Granted, Outstanding, Reserved, info_of
+from celery_redislock.protocol.replies import Conflict, Finished, Granted, Outstanding, Renewed, Reserved, info_of
 from celery_redislock.protocol.scripts import Claim, Passed
 from celery_redislock.protocol.tokens import RESERVED, RUNS, SEEN, Attempt, Token, known_by, mint_nonce
 from tests.integration.conftest import KEY, ONE, look_all_at_once
@@ -121,11 +121,11 @@ def test_renew_gives_the_whole_lease_again_only_to_owners(holder, store, client)
     mine.acquire(lease=60)
     client.pexpire(KEY, 30_000)
     assert store.renew([(KEY, mine.token, 60), (KEY, other.token, 99), ("nowhere", mine.token, 60)]) == [
-        True,
-        False,
-        False,
+        Renewed(),
+        None,
+        None,
     ]
-    assert store.renew([(KEY, other.token, 99)]) == [False]  # the script has a shorter way for one key alone
+    assert store.renew([(KEY, other.token, 99)]) == [None]  # the script has a shorter way for one key alone
     assert 50_000 < client.pttl(KEY) <= 60_000
 
 

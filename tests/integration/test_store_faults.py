@@ -16,7 +16,7 @@ from celery_redislock.connection.connect import connect
 from celery_redislock.connection.store import LockStore
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.names import Demand, keys_of
-from celery_redislock.protocol.replies import Conflict, Finished, Granted
+from celery_redislock.protocol.replies import Conflict, Finished, Granted, Renewed
 from celery_redislock.protocol.scripts import ACQUIRE, INSPECT, RELEASE, RENEW
 from tests.integration.conftest import KEY, ONE, look_all_at_once
 from tests.lab.interruption import raised_at
@@ -239,7 +239,7 @@ class TestRenew:
         with pytest.raises(redis.ConnectionError):
             store.renew([(KEY, mine.token, 60)])
         assert 30_000 < client.pttl(KEY) <= 60_000
-        assert store.renew([(KEY, mine.token, 60)]) == [True]
+        assert store.renew([(KEY, mine.token, 60)]) == [Renewed()]
         assert client.pttl(KEY) <= 60_000
 
     def test_the_keeper_renews_again_after_a_lost_reply(self, hold, client, lose, often):

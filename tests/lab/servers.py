@@ -22,7 +22,7 @@ import psutil
 import pytest
 import redis
 
-from celery_redislock.protocol.names import MERGED, NOTE
+from celery_redislock.protocol.names import MERGED, NOTE, REPLACED
 from tests.lab.measured import kill_group
 
 
@@ -105,8 +105,9 @@ def running(
 #: A user who may subscribe, and never hears anything.
 MAY_NOT_PUBLISH = ["--user", "default", "on", "nopass", "~*", "&*", "+@all", "-publish", "-spublish"]
 
-#: Whether a key may be left for a day: notes, the answer to a merged call, the last call, turns of groups.
-MAY_BE_LEFT = re.compile(rf"{NOTE}|{MERGED}|:(newest|fair)$".encode()).search
+#: Whether a key may be left for a day: notes, the answer to a merged call, who has replaced a dead run, the last call,
+#: turns of groups.
+MAY_BE_LEFT = re.compile(rf"{NOTE}|{MERGED}|{REPLACED}|:(newest|fair)$".encode()).search
 
 
 class Valkey:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from celery_redislock import LockLost
+from celery_redislock import LockLost, LockReplaced
 from celery_redislock.task.abort import Abort
 from tests.lab.measured import MEASURED
 
 
 def strike(abort: Abort) -> None:
-    abort.strike("redislock:{k}", "its key was deleted")
+    abort.strike(LockLost("redislock:{k}", "its key was deleted"))
 
 
 def body(seconds: float) -> None:
@@ -43,6 +43,15 @@ def test_its_copy_after_pickle_is_an_ordinary_lock_lost():
     assert type(copy) is LockLost
     assert copy.args == caught.value.args == ("redislock:{k}", "its key was deleted")
     assert (type(caught.value).__module__, type(caught.value).__qualname__) == ("celery_redislock.errors", "LockLost")
+
+
+def test_a_run_that_is_replaced_is_told_by_whom_and_so_is_whoever_unpickles_the_error():
+    abort = Abort()
+    abort.strike(LockReplaced("redislock:{k}", "newer"))
+    with pytest.raises(LockReplaced, match="task newer replaces the run") as caught, abort:
+        pytest.fail("the body ran")
+    copy = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own
+    assert (type(copy), copy.key, copy.task_id) == (LockReplaced, "redislock:{k}", "newer")
 
 
 def test_a_body_whose_lock_is_lost_before_it_begins_does_not_begin():
@@ -135,7 +144,7 @@ abort = Abort()
 try:
     with abort:
         try:
-            abort.strike("key", "its key was deleted")
+            abort.strike(LockLost("key", "its key was deleted"))
             for _ in range(1000):
                 body()
         except LockLost:

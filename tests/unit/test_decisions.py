@@ -40,7 +40,8 @@ COOLING = HOLDER._replace(state="cooling")
 
 
 def options(policy: str = "skip", **others: object) -> LockOptions:
-    return resolve_options("shop.bill", {"on_conflict": policy, **others}, {})
+    needed = {"scope": "queue", "arguments": "latest", "args": ["a"]} if policy == "replace" else {}
+    return resolve_options("shop.bill", {"on_conflict": policy, **needed, **others}, {})
 
 
 def decide(
@@ -58,6 +59,7 @@ def test_every_policy_that_may_be_set_decides() -> None:
     [
         ("skip", Skip(Skipped.DUPLICATE, "holder")),
         ("wait", Wait()),
+        ("replace", Wait()),
         ("raise", Fail()),
         ("join", Join("holder")),
     ],

@@ -249,6 +249,7 @@ MEANT = {
     "F": "a group",
     "H": "1000",
     "Y": "",
+    "Z": " cause ",
 }
 
 
@@ -271,14 +272,17 @@ SENT = {
         fence=[False, True],
         call=[None, b"a call"],
         claim=[None, Claim(LEFT.nonce, 3.0)],
-        numbered=[None, Numbered(7), Numbered(7, b"a body")],
+        numbered=[None, Numbered(7), Numbered(7, b"a body"), Numbered(7, None, frozenset({"cause"}))],
     ),
     "merge": [
         commands.merge(KEY, LEFT, 1.0, 2.0, Passed(), Call(b"a body", *about))
         for about in itertools.product(
-            [None, "a channel"], [0.0, 5.0], [None, 6.0], [None, 7.0], [None, 8.0], [0, 7], [False, True]
+            [None, "a channel"],
+            *([0.0, 5.0], [None, 6.0], [None, 7.0], [None, 8.0], [0, 7], [False, True]),
+            [None, frozenset({"cause"})],
         )
     ],
+    "replace": [commands.replace(KEY, LEFT, 1.0, ["cause"])],
     "reserve": with_each(
         functools.partial(commands.reserve, KEY, LEFT, 1.0, Passed()), in_queue=[False, True], window=[None, 60.0]
     ),

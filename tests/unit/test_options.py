@@ -144,10 +144,10 @@ def test_a_duration_is_any_number_of_seconds(name: str, value: float) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "allowed"),
     [
-        ("on_conflict", "skipp", "'skip', 'wait', 'raise' or 'join'; did you mean 'skip'?"),
-        ("on_conflict", "wai", "'skip', 'wait', 'raise' or 'join'; did you mean 'wait'?"),
-        ("on_conflict", "retry", "'skip', 'wait', 'raise' or 'join'"),
-        ("on_conflict", ["skip"], "'skip', 'wait', 'raise' or 'join'"),
+        ("on_conflict", "skipp", "'skip', 'wait', 'raise', 'join' or 'replace'; did you mean 'skip'?"),
+        ("on_conflict", "wai", "'skip', 'wait', 'raise', 'join' or 'replace'; did you mean 'wait'?"),
+        ("on_conflict", "retry", "'skip', 'wait', 'raise', 'join' or 'replace'"),
+        ("on_conflict", ["skip"], "'skip', 'wait', 'raise', 'join' or 'replace'"),
         ("on_outage", "rais", "'retry' or 'raise' or 'run'; did you mean 'raise'?"),
         ("on_outage", None, "'retry' or 'raise' or 'run'"),
         ("args", "account", "a list or tuple of parameter names, or None for all"),
@@ -189,7 +189,21 @@ def test_a_cooldown_and_the_time_to_block_may_be_zero(name: str, value: float) -
 def test_scope_queue_refuses_a_policy_that_would_drop_the_one_that_waits(policy: str) -> None:
     message = refusal({"scope": "queue", "on_conflict": policy})
     assert message.startswith(f"shop.bill: lock_scope = 'queue' with lock_on_conflict = {policy!r} is not allowed")
-    assert message.endswith("allowed: 'wait'")
+    assert message.endswith("allowed: 'wait' or 'replace'")
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({}, "lock_scope = 'run'|the default lock_scope = 'run'"),
+        ({"scope": "job"}, "lock_scope = 'job'"),
+        ({"scope": "queue"}, "the default lock_arguments = 'first'"),
+        ({"scope": "queue", "arguments": "all"}, "lock_arguments = 'all'"),
+    ],
+)
+def test_replace_is_refused_where_no_call_is_the_newest(given: dict[str, Any], what: str) -> None:
+    message = refusal({"on_conflict": "replace", "args": ["a"], **given})
+    assert re.search(rf"lock_on_conflict = 'replace' is not allowed with ({what}): set lock_scope='queue'", message)
 
 
 @pytest.mark.parametrize("key", [{}, {"args": ("a",)}, {"key": "stock:{a}"}], ids=str)
@@ -267,7 +281,7 @@ def test_the_options_that_make_the_key_are_no_settings(name: str) -> None:
         ("prefix", None, "text without braces"),
         ("prefix", b"redislock", "text without braces"),
         ("lease", "30", "seconds greater than 0"),
-        ("on_conflict", "skipp", "'skip', 'wait', 'raise' or 'join'; did you mean 'skip'?"),
+        ("on_conflict", "skipp", "'skip', 'wait', 'raise', 'join' or 'replace'; did you mean 'skip'?"),
         ("waiting_limit", -1, "a whole number, 0 or greater"),
         ("waiting_limit", 1000.0, "a whole number, 0 or greater"),
         ("waiting_limit", True, "a whole number, 0 or greater"),

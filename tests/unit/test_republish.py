@@ -76,7 +76,7 @@ def test_the_options_of_a_call_stay_when_its_message_comes_back() -> None:
 
 
 def test_a_malformed_option_of_a_call_costs_itself_alone() -> None:
-    options = {"scope": "job", "on_conflict": "replace", "wait_for": 0, "cooldown": True, "lease": 5, "colour": "red"}
+    options = {"scope": "job", "on_conflict": "overtake", "wait_for": 0, "cooldown": True, "lease": 5, "colour": "red"}
     assert Header.read({"options": options}).options == {"scope": "job"}
 
 

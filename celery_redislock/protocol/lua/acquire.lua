@@ -21,6 +21,8 @@
 --          been merged into the caller's message
 -- L value  the body of the message's own arguments. They replace the last that the attempt before was given: the message
 --          is its retry, but could not be merged. Given only with M
+-- Z value  ids of the jobs that caused the call; spelled as for reserve.lua. Given, with M, only if newer calls replace
+--          runs: unless it is empty, the run that has the key is asked to stop if it is of none of these jobs
 -- F value  the digest of the caller's group; given only if the groups that wait for the lock take turns
 -- H value  how long a turn of that group is, in microseconds of virtual time; given with F
 -- Y value  the rank that the caller was given before; empty if it has none. Given with F
@@ -31,6 +33,7 @@
 --         given in place of its message's arguments
 --         {due, milliseconds, server's clock in microseconds}: the run is to begin only then; given only with M
 --         {superseded, task id}: a run with a newer call has begun; given only with M
+--         {stopped, task id}: a run of the caller's job was asked to stop, for that task; given only with M
 --         expired: the merged calls have expired; given only with M
 --         finished: the caller's attempt has already ended in another execution
 --         {conflict, ...}, as `refused` in the prelude: no permit is free, or the free ones are kept for waiters
@@ -126,7 +129,11 @@ end
 
 -- The reply if the run must not begin now, or never; nil if it may begin.
 local function refusal()
-  local newest, id = newest_of(line)
+  local newest, id = call_in(line, ':newest')
+  if given.Z and not copy then
+    local newer, by = call_in(line, ':replaced:' .. id_of(token))
+    if (tonumber(number) or 0) < newer then return {'stopped', by} end
+  end
   if calls then
     local due, expires = unpack(redis.call('HMGET', calls, 'due', 'expires'))
     if (tonumber(expires) or math.huge) <= now() then return {'expired'} end
@@ -197,6 +204,7 @@ if not granted then
     redis.call('PEXPIRE', place, given.P)
   end
   if calls then outlast(calls, DAY_MS) end  -- the message may wait for days
+  if given.Z and given.Z ~= '' then ask_to_stop(lock, line, token, number, given.Z) end
   if books then return refused('ranked', rank_of_caller(), names, values, 1, capacity) end
   return refused('conflict', 0, names, values, 1, capacity)
 end
@@ -220,6 +228,8 @@ end
 if state_of(values[granted]) == SEEN then
   mark(names[granted], token)
 end
+local asking = mine and asked_by(values[mine])
+if asking then redis.call('SETRANGE', lock, #token, ' <' .. asking) end
 if place and is_owned_by(claim, redis.call('GET', place)) then
   redis.call('DEL', place)  -- from now on another message may wait
 end

@@ -20,6 +20,8 @@
 -- B value  the debounce in milliseconds: the ticket is due that long after its last call
 -- X value  its maximum in milliseconds: the ticket is due at most that long after its first call
 -- M value  the number that the call was given before
+-- Z value  ids of the jobs that caused the call; spelled as for reserve.lua. Given only if the run that has the key is
+--          asked to stop, unless it is of one of these jobs
 -- R value  anything: the call is the next attempt of a run and keeps its number, given with M, and the run's earlier
 --          calls. If another message has the place, the calls are kept under ":args:" for that attempt
 --
@@ -52,7 +54,7 @@ local number, asked, ticket = string.match(redis.call('GET', answer) or '', '^(%
 if number and asked == (given.M or '') then
   return {'merged', tonumber(number), ticket, redis.call('PTTL', place)}
 end
-local newest, newest_id = newest_of(line)
+local newest, newest_id = call_in(line, ':newest')
 -- If calls are collected, a newer one stands in for this one only if both were merged into the same job.
 local is_certain = not given.A or string.find(ended, ' ' .. (newest_id or '') .. ' ', 1, true)
 if given.M and not is_retry and newest >= tonumber(given.M) and is_certain then
@@ -107,6 +109,7 @@ if is_merged then
   if is_full then
     redis.pcall('PUBLISH', given.A, 'due 1 ' .. lock)  -- the ticket may sleep in a worker
   end
+  if given.Z then ask_to_stop(lock, line, queued, number, given.Z) end
   redis.call('SET', answer, number .. ' ' .. (given.M or '') .. ' ' .. queued, 'PX', MINUTE_MS)
   return {'merged', tonumber(number), queued, redis.call('PTTL', place)}
 end

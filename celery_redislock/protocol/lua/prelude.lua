@@ -12,13 +12,15 @@ local SAME_OWNER = {[SEEN] = RUNS, [SENDING] = RESERVED, [CALLED] = OFFERED}
 local OWNER_LENGTH = 23
 
 -- Whether a key that holds `value` belongs to `owner`. If `owner` is a whole token, `value` must be that token. Either
--- way, the owner stays the same when a copy is seen, when the message is sent, and when the room with the offer calls its
--- waiter.
+-- way, the owner stays the same when a copy is seen, when the holder is asked to stop, when the message is sent, and when
+-- the room with the offer calls its waiter.
 local function is_owned_by(owner, value)
   if not value or not string.find(value, string.sub(owner, 2, OWNER_LENGTH), 1, true) then
     return false  -- cheaply rules out most values
   end
   if value == owner or OWNS(owner, value) then return true end
+  local whole = string.match(value, '^([>&][%w_-]+ .*) <%S+$')
+  if whole then return is_owned_by(owner, whole) end  -- the holder was asked to stop
   local state, nonce = string.match(value .. ' ', '^([&^!])([%w_-]+) ')
   if not nonce or #nonce ~= OWNER_LENGTH - 1 then
     return false
@@ -66,10 +68,20 @@ local function is_reserved(value)
   return state_of(value) == RESERVED or state_of(value) == SENDING
 end
 
+-- The id of the job in the token `value`; nil if the token is not a task's.
+local function id_of(value)
+  return string.match(attempt_of(value) or '', '^[^/]+')
+end
+
 -- Whether `ids` names the job with the token `value`. Each id has a space before and after it.
 local function is_among(ids, value)
-  local id = string.match(attempt_of(value) or '', '^[^/]+')
+  local id = id_of(value)
   return id and string.find(ids, ' ' .. id .. ' ', 1, true) ~= nil
+end
+
+-- The id of the job that asks the holder with the token `value` to stop; nil if none does.
+local function asked_by(value)
+  return string.match(value, ' <(%S+)$')
 end
 
 -- Mark the key `name`, which holds `value`: a copy of the holder's message was seen, so the release must write a note
@@ -257,10 +269,25 @@ local function number_in(text)
   return sound(text, now() + DAY_MS * 1000) or 0
 end
 
--- The number and the task id of the newest call with which a run has begun; 0 if it is not known.
-local function newest_of(line)
-  local number, id = string.match(redis.call('GET', named(line, ':newest')) or '', '^(%d+) (.*)$')
+-- The number and the task id of the call in the key of that `kind`; 0 if there is none: in ":newest", the newest call with
+-- which a run has begun; in ":replaced:<id>", the call for which the run of that job was asked to stop.
+local function call_in(line, kind)
+  local number, id = string.match(redis.call('GET', named(line, kind)) or '', '^(%d+) (.*)$')
   return number_in(number), id
+end
+
+-- Ask the run that has the key `lock` to stop, for a job whose message is sent: the one with the token `ticket`, whose last
+-- call is `number`. Only a worker's run of the same task is asked, and no run of that job or of the jobs in `causes`. The
+-- token says which job asks. A redelivery or a retry of that run will not begin.
+local function ask_to_stop(lock, line, ticket, number, causes)
+  local holder = redis.call('GET', lock) or ''
+  local host, task = string.match(holder, '^[>&]%S+ %S+ %d+ (%S+) (%S+)$')
+  local is_run = host and string.find(host, '@', 1, true) and string.match(ticket, '^%S+ %S+ %d+ %S+ (%S+)') == task
+  local id, by = id_of(holder), id_of(ticket)
+  if is_run and id ~= by and not is_among(causes, holder) then
+    redis.call('SETRANGE', lock, #holder, ' <' .. by)
+    redis.call('SET', named(line, ':replaced:' .. id), number .. ' ' .. by, 'PX', DAY_MS)
+  end
 end
 
 -- Have the key `name` live for `ttl` milliseconds at least.

@@ -15,7 +15,8 @@
 --          calls that were merged into that message are kept for it, because it may be delivered again
 -- w key    the window of the caller's job; given, with p, only if the job never runs, so that the window closes, and the
 --          calls that were merged into its message get no run
--- a key    the calls that are kept for the caller's attempt; given only if no copy or later attempt needs them
+-- a key    the calls that are kept for the caller's attempt; given only if no copy or later attempt needs them, or needs to
+--          know that the attempt was asked to stop
 -- K value  the token that the permit holds next; given only to hand the permit over or let it cool down
 -- T value  how long the permit holds that token, in milliseconds; empty: forever
 -- S value  the capacity; given only if it is above 1: the caller may own any permit
@@ -50,7 +51,10 @@ if given.p and claim_of(pending) == nonce_of(owner) then
     grant_calls(line, pending, redis.call('HGET', pending, 'job') or '')
   end
 end
-if given.a then redis.call('DEL', given.a) end
+if given.a then
+  redis.call('DEL', given.a)
+  if mine and asked_by(holder) then redis.call('DEL', named(line, ':replaced:' .. id_of(holder))) end
+end
 if mine then
   redis.call('DEL', permit)  -- first: a server out of memory refuses the writes below unless something was deleted
 end

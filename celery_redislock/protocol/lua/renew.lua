@@ -6,6 +6,7 @@
 -- ARGV[2i]     the lease of key i, in milliseconds; empty: the key keeps the time that it has left
 --
 -- Returns one tag for each key: kept: renewed, lost: no longer the owner's, or not a string
+--         {kept, task id}: renewed, but that task asks the owner to stop
 
 -- Fast path: one key, which its owner has. It precedes the prelude, whose definitions take longer than this.
 if #KEYS == 1 then
@@ -14,7 +15,7 @@ if #KEYS == 1 then
   if type(holder) == 'string' then
     local is_sent = string.sub(holder, 1, 1) == '^'  -- SENDING, which becomes RESERVED
     local value = is_sent and '~' .. string.sub(holder, 2) or holder
-    if OWNS(owner, value) then
+    if OWNS(owner, value) and not string.find(value, ' <', 1, true) then
       if is_sent then redis.call('SETRANGE', key, 0, '~') end
       redis.call('PEXPIRE', key, lease)
       return 'kept'
@@ -32,7 +33,8 @@ for i, key in ipairs(KEYS) do
   if type(value) == 'string' and (OWNS(owner, value) or is_owned_by(owner, value)) then
     if state_of(value) == SENDING then redis.call('SETRANGE', key, 0, RESERVED) end
     if ARGV[2 * i] ~= '' then redis.call('PEXPIRE', key, ARGV[2 * i]) end
-    reply[i] = 'kept'
+    local by = asked_by(value)
+    reply[i] = by and {'kept', by} or 'kept'
   end
 end
 return reply

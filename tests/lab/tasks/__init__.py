@@ -29,6 +29,7 @@ from . import (
     policies,
     pools,
     rates,
+    replacing,
     successors,
     turns,
     unlocked,
@@ -56,6 +57,7 @@ THEMES = (
     merging,
     rates,
     fair,
+    replacing,
 )
 
 
