@@ -11,7 +11,7 @@ import click
 from celery import Celery
 from celery.bin.base import CeleryCommand
 
-from celery_redislock.app import settings_of
+from celery_redislock.app import settings_of, source_of
 from celery_redislock.errors import LockConfigError, describe
 from celery_redislock.options import resolve_settings
 from celery_redislock.task.check import Finding, check_tasks
@@ -45,6 +45,7 @@ def findings_of(app: Celery, *, offline: bool) -> Iterator[Finding]:
     with _warnings() as logged:
         yield from check_tasks(app)
         try:
+            source_of(app.conf)
             is_on = resolve_settings(settings_of(app)).enabled and any(
                 isinstance(task, LockAttributes) for task in app.tasks.values()
             )

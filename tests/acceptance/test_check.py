@@ -132,6 +132,13 @@ def test_a_wrong_setting_is_reported_once(check: Check) -> None:
     assert done.stdout == "error: redislock_leas is not known; did you mean redislock_lease?\n"
 
 
+def test_an_app_without_a_lock_server_is_an_error_and_is_said_once(check: Check) -> None:
+    done = check(RIGHT, "--offline", url="memory://")
+    assert done.returncode == 1
+    assert done.stdout.startswith("error: neither the broker nor the result backend is Redis")
+    assert len(done.stdout.splitlines()) == 1
+
+
 def test_what_a_worker_would_warn_of_is_a_warning(check: Check, server: Valkey) -> None:
     with redis.Redis.from_url(server.url()) as client:
         client.config_set("maxmemory", "100mb")

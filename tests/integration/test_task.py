@@ -226,7 +226,7 @@ class TestBinding:
                 {"lock_scope": "queue", "lock_on_conflict": "skip"},
                 "the queued message must run; allowed: 'wait'",
             ),
-            ({"lock_on_conflict": "queue"}, "allowed: 'skip', 'wait', 'raise' or 'join'"),
+            ({"lock_on_conflict": "queue"}, "allowed: 'skip', 'wait', 'raise', 'join' or 'replace'"),
             ({"lock_fence": "yes"}, "allowed: True or False"),
             ({"Request": dict}, "shop.task: Request = <class 'dict'> is not allowed; allowed: a subclass of <class"),
         ],
