@@ -35,6 +35,7 @@ ROOMS = [
     ("policy",),
     ("task",),
     ("locked", "testing", "fixtures", "metrics", "tracing"),
+    ("asyncio",),
     ("worker",),
     ("__init__",),
     ("cli",),

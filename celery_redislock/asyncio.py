@@ -1,0 +1,5 @@
+"""Locks for coroutines. `Lock` works over any client of `redis.asyncio`; `locked` uses the app's lock server."""
+
+from .lock.async_lock import Lock
+
+__all__ = ["Lock"]
