@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 from celery import Celery, Signature, Task, states
@@ -13,7 +15,7 @@ from celery.result import EagerResult
 from celery.utils.imports import symbol_by_name
 
 from celery_redislock.app import server_of
-from celery_redislock.celery_port import as_sent, bind, bound_tasks
+from celery_redislock.celery_port import as_in_this_thread, as_sent, bind, bound_tasks
 from celery_redislock.errors import LockConfigError, LockInfo, LockKeyError
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.lock.lock import Lock
@@ -183,6 +185,19 @@ class LockedTask(LockAttributes, BaseTask):
                 return publication.send()
             raise
         return publication.publish(key, execution_of(self.request_stack.top), *sent)
+
+    async def adelay(self, *args: Any, **kwargs: Any) -> LockedResult:
+        """Do what `delay` does, in a thread, for coroutines: see `aapply_async`."""
+        return await self.aapply_async(args, kwargs)
+
+    async def aapply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> LockedResult:
+        """Do what `apply_async` does, in a thread, so that the event loop goes on.
+
+        The message has the same parent and root as if this thread had sent it. If the call is cancelled after the
+        thread has begun, the message is sent all the same.
+        """
+        publish = partial(self.apply_async, args, kwargs, **options)
+        return await asyncio.to_thread(as_in_this_thread(publish))
 
     def apply(self, *args: Any, **options: Any) -> EagerResult[Any]:
         """Run the task in this process, as Celery does. Lock options of the call are as in `apply_async`.
