@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from typing import Any, ClassVar, Literal, Self
-from weakref import WeakKeyDictionary
 
 from redis.exceptions import LockError
 
@@ -55,14 +54,33 @@ class Lock(Handle):
 
     @property
     def local(self) -> Local:
-        """The state of this object: with `thread_local`, the running asyncio task's."""
+        """The state of this object: with `thread_local`, the running asyncio task's.
+
+        A task inherits the state of one that has ended: `asyncio.wait_for` may acquire the lock in a task of its own.
+        """
         if not self.thread_local:
             return super().local
-        task = running_task()
-        return Local() if task is None else self._local.setdefault(task, Local())
+        task, states = running_task(), self._local
+        ended = next((one for one in states if one.done()), None) if task not in states else None
+        if task is not None and ended is not None:
+            states[task] = state = states.pop(ended)
+            if self.reentrant and state.entry is not None:
+                state.entry.own_by_context()
+        return states.get(task) or Local()
 
     def _new_local(self) -> Any:
-        return WeakKeyDictionary() if self.thread_local else Local()
+        return {} if self.thread_local else Local()
+
+    def _set(self, entry: Entry) -> None:
+        if self.thread_local:
+            self._local.setdefault(running_task(), Local())
+        super()._set(entry)
+
+    def _unset(self) -> Entry:
+        entry = super()._unset()
+        if self.thread_local and self.local.token is None:
+            self._local.pop(running_task(), None)
+        return entry
 
     async def acquire(
         self, sleep: float | None = None, blocking: bool | None = None, blocking_timeout: float | None = None

@@ -97,6 +97,7 @@ async def several(client, reached):
 
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "when the answer is there"])
 @pytest.mark.parametrize("scenario", [take, wait, several])
+@pytest.mark.usefixtures("long_offers")
 def test_no_key_is_held_no_connection_is_left_and_no_task_is_pending(client, locks, connections, scenario, late):
     before, seen = connections(), set()
     for nth in range(1, ENOUGH):
