@@ -12,6 +12,7 @@ import random
 import time
 from asyncio import AbstractEventLoop
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from typing import Self
 
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -198,7 +199,8 @@ class _WaitingCoroutine(Waiter):
 
     def unavailable(self, error: LockUnavailable) -> None:
         """See `Waiter.unavailable`."""
-        self._loop.call_soon_threadsafe(self._end, False, error)
+        with suppress(RuntimeError):  # the loop is closed, with this waiter in it
+            self._loop.call_soon_threadsafe(self._end, False, error)
 
     async def is_called_within(self, seconds: float | None) -> bool:
         """Wait until this waiter is called, but no longer than `seconds`; return whether it was called.

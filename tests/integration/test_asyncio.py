@@ -131,12 +131,15 @@ class TestALock:
 
     def test_that_is_lost_says_so(self, make, locks):
         async def main():
-            with pytest.raises(LockLost):
+            async def lose():
                 async with make() as lock:
                     locks.client.delete(NAME)
                     with pytest.raises(LockLost):
                         await lock.extend()
                     lock.check()
+
+            with pytest.raises(LockLost):
+                await lose()
             async with make(raise_on_release_error=False):
                 locks.client.delete(NAME)
             lock = make()
@@ -450,16 +453,16 @@ class TestLocked:
             locked("stock", app=app)(pages)
 
 
-def test_a_lock_for_threads_names_this_module_where_it_would_stop_the_loop(config, blocking, client):
+def test_a_lock_for_threads_names_this_module_where_it_would_stop_the_loop(config, locks, client):
     app = make_app(config)
 
     async def enter():
         with celery_redislock.locked(NAME, app=app):
             pytest.fail("entered")
 
-    with busy(celery_redislock.Lock(celery_redislock.locked(NAME, app=app)._block().redis, "redislock:{stock}")):
-        with pytest.raises(LockConfigError, match=r"use celery_redislock\.asyncio"):
-            asyncio.run(enter())
+    key = celery_redislock.Lock(locks.client, "redislock:{stock}")
+    with busy(key), pytest.raises(LockConfigError, match=r"use celery_redislock\.asyncio"):
+        asyncio.run(enter())
     with pytest.raises(LockConfigError, match=r"celery_redislock\.asyncio\.Lock"):
         celery_redislock.Lock(client, NAME)
 
