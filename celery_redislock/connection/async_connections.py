@@ -37,14 +37,14 @@ class AsyncConnections:
         client: A client that does not retry, and that is not asyncio's. Its server and options are used.
 
     Raises:
-        TypeError: See `redis_port.pool_for_asyncio`.
+        TypeError: An option of the client does not work with asyncio.
     """
 
     def __init__(self, client: redis.Redis) -> None:
         self._pool: Any = redis_port.pool_for_asyncio(client)
         self._seconds = command_time(client)
         self._turns = asyncio.Semaphore(client.connection_pool.max_connections)
-        self._free: list[Any] = []
+        self._free: list[Any] = [self._pool.make_connection()]  # here redis-py rejects an option that it does not know
 
     async def ask(self, command: Command, *, asking: bool = False) -> Reply:
         """Return the reply to `command`, sent once. `asking` is as for `Connection.ask`.

@@ -143,7 +143,7 @@ def pool_for_asyncio(client: redis.Redis) -> aio.ConnectionPool:
     """Return an asyncio pool for the server of a client that does not retry. Its connections have no time-outs.
 
     Raises:
-        TypeError: The client has an option that asyncio's connections do not know.
+        TypeError: An option of the client does not work with asyncio.
     """
     pool: Any = client.connection_pool
     options = {name: value for name, value in options_of(pool).items() if value or not _NOT_OF_ASYNCIO(name)}

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import redis
 import redis.asyncio
+from celery.signals import before_task_publish
 from redis.exceptions import LockError
 
 import celery_redislock
@@ -485,3 +486,61 @@ def test_no_thread_is_left_for_a_coroutine_that_waits(make, blocking, locks):
     assert holder.acquire()
     before = threading.active_count()
     assert asyncio.run(main()) <= 3
+
+
+class TestPublishing:
+    @pytest.fixture
+    def publishing(self):
+        """Holds a publish back, its key reserved and its message unsent, until ``go_on`` is set."""
+        began, go_on = threading.Event(), threading.Event()
+
+        def hold_back(**_):
+            began.set()
+            assert go_on.wait(30)
+
+        before_task_publish.connect(hold_back)
+        yield began, go_on
+        before_task_publish.disconnect(hold_back)
+
+    def test_that_is_cancelled_when_its_message_may_be_out_leaves_its_reservation(
+        self, tasks, publishing, broker_server, config
+    ):
+        began, go_on = publishing
+
+        async def main():
+            sending = asyncio.create_task(tasks.job.adelay("k", "first"))
+            await until(began.is_set, "it publishes")
+            sending.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await sending
+            go_on.set()
+            await until(lambda: broker_server.client.llen(config.queue) == 1, "its message is sent")
+            return await tasks.job.adelay("k", "second")
+
+        second = asyncio.run(main())
+        assert second.duplicate
+        assert broker_server.client.llen(config.queue) == 1
+        assert tasks.job.lock_info("k").state == "queued"
+
+    def test_does_not_stop_the_loop_while_another_publisher_is_at_it(self, tasks, publishing):
+        """The second call waits for the first one's message for up to a second."""
+        began, go_on = publishing
+
+        async def main():
+            first = asyncio.create_task(tasks.job.adelay("k", "first"))
+            await until(began.is_set, "it publishes")
+            second = asyncio.create_task(tasks.job.adelay("k", "second"))
+            for _ in range(20):
+                await asyncio.sleep(0.005)
+            assert not second.done()
+            go_on.set()
+            return [await one for one in (first, second)]
+
+        first, second = asyncio.run(main())
+        assert (first.id, first.duplicate, second.duplicate) == (second.id, False, True)
+
+    def test_raises_what_a_call_without_a_loop_raises(self, tasks):
+        with pytest.raises(TypeError):
+            asyncio.run(tasks.job.adelay())
+        with pytest.raises(LockConfigError, match="lock_scop"):
+            asyncio.run(tasks.job.aapply_async(("k",), lock_scop="run"))
