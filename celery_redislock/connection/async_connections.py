@@ -41,10 +41,11 @@ class AsyncConnections:
     """
 
     def __init__(self, client: redis.Redis) -> None:
-        self._pool: Any = redis_port.pool_for_asyncio(client)
+        # `ask` counts the time. redis-py's own time-out for a write, in Python 3.11, may swallow a cancellation.
+        self._pool = redis_port.pool_for_asyncio(client, socket_timeout=None)
         self._seconds = command_time(client)
         self._turns = asyncio.Semaphore(client.connection_pool.max_connections)
-        self._free: list[Any] = [self._pool.make_connection()]  # here redis-py rejects an option that it does not know
+        self._free = [self._pool.make_connection()]  # here redis-py rejects an option that it does not know
 
     async def ask(self, command: Command, *, asking: bool = False) -> Reply:
         """Return the reply to `command`, sent once. `asking` is as for `Connection.ask`.

@@ -34,8 +34,8 @@ _KINDS: Mapping[type[Any], type[Any]] = {
     SentinelManagedSSLConnection: aio_sentinel.SentinelManagedSSLConnection,
 }
 _BLOCKING = {of_asyncio: kind for kind, of_asyncio in _KINDS.items()}
-#: The options of a blocking connection that asyncio's has not, or not with the same type.
-_NOT_OF_ASYNCIO = re.compile("retry$|ssl_validate_ocsp|ssl_ocsp").match
+#: Options that connections of asyncio may not know, though they need not be told if nothing is set.
+_ONLY_IF_SET = re.compile("ssl_(?!check_hostname|cert_reqs)").match
 
 
 # Connections: sending a command and reading its reply are two steps, and redis-py resends nothing behind our back.
@@ -139,18 +139,18 @@ def known_nodes_of(client: aio.RedisCluster) -> tuple[list[tuple[str, int]], aio
     return [(one.host, int(one.port)) for one in nodes.values()], aio.Redis(connection_pool=pool)
 
 
-def pool_for_asyncio(client: redis.Redis) -> aio.ConnectionPool:
-    """Return an asyncio pool for the server of a client that does not retry. Its connections have no time-outs.
+def pool_for_asyncio(client: redis.Redis, **more: Any) -> Any:
+    """Return an asyncio pool for the server of a client that does not retry; `more` are options of its connections.
 
     Raises:
         TypeError: An option of the client does not work with asyncio.
     """
     pool: Any = client.connection_pool
-    options = {name: value for name, value in options_of(pool).items() if value or not _NOT_OF_ASYNCIO(name)}
+    options = {name: value for name, value in options_of(pool).items() if value or not _ONLY_IF_SET(name)}
     if options.get("redis_connect_func") is not None:
         raise TypeError("redis_connect_func works either with asyncio or without")
     kind = next(_KINDS[base] for base in pool.connection_class.__mro__ if base in _KINDS)
-    options |= {"retry": None, "socket_timeout": None, "connection_class": kind}
+    options |= {"retry": None, "connection_class": kind, **more}
     if not is_behind_sentinels(client):
         return aio.ConnectionPool(**options)
     sentinels: Any = aio_sentinel.Sentinel([], pool.sentinel_manager.min_other_sentinels)  # type: ignore[no-untyped-call]
