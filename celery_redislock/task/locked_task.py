@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +14,7 @@ from celery.result import EagerResult
 from celery.utils.imports import symbol_by_name
 
 from celery_redislock.app import server_of
-from celery_redislock.celery_port import as_in_this_thread, as_sent, bind, bound_tasks
+from celery_redislock.celery_port import as_sent, bind, bound_tasks
 from celery_redislock.errors import LockConfigError, LockInfo, LockKeyError
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.lock.lock import Lock
@@ -25,6 +24,7 @@ from celery_redislock.message.header import HEADER, Header
 from celery_redislock.message.republish import ignores_result
 from celery_redislock.protocol.names import Demand
 
+from .async_publish import in_thread
 from .binding import checked_plan, guard_body, is_given, refused_in
 from .execution import LockInRequests, execution_of
 from .lost import is_in_hook
@@ -196,8 +196,7 @@ class LockedTask(LockAttributes, BaseTask):
         The message has the same parent and root as if this thread had sent it. If the call is cancelled after the
         thread has begun, the message is sent all the same.
         """
-        publish = partial(self.apply_async, args, kwargs, **options)
-        return await asyncio.to_thread(as_in_this_thread(publish))
+        return await in_thread(bind(self), partial(self.apply_async, args, kwargs, **options))
 
     def apply(self, *args: Any, **options: Any) -> EagerResult[Any]:
         """Run the task in this process, as Celery does. Lock options of the call are as in `apply_async`.
