@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Protocol
+from contextlib import suppress
+from typing import Any
 
 import redis
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -16,16 +17,6 @@ from . import redis_port
 from .cluster import hash_slot_of, route_of
 from .cluster_client import ClusterClient, Node
 from .connect import command_time
-
-
-class AsyncTransport(Protocol):
-    """The connections of one event loop."""
-
-    async def ask(self, command: Command) -> Reply:
-        """Return the reply to `command`, sent once. See `Transport.ask`."""
-
-    async def close(self) -> None:
-        """Close all connections that no command uses."""
 
 
 class AsyncConnections:
@@ -77,14 +68,12 @@ class AsyncConnections:
 
     async def _ask(self, connection: Any, command: Command, asking: bool) -> Any:
         words = str(len(command.keys)), *command.keys, *command.values
-        try:
+        for script in (("EVALSHA", command.script.sha), ("EVAL", command.script.text)):
             if asking:
                 await redis_port.answer_in_loop(connection, ("ASKING",))
-            return await redis_port.answer_in_loop(connection, ("EVALSHA", command.script.sha, *words))
-        except NoScriptError:  # the server is new or has restarted
-            if asking:
-                await redis_port.answer_in_loop(connection, ("ASKING",))
-            return await redis_port.answer_in_loop(connection, ("EVAL", command.script.text, *words))
+            with suppress(NoScriptError):  # the server is new or has restarted
+                return await redis_port.answer_in_loop(connection, (*script, *words))
+        raise AssertionError("EVAL needs no script")  # pragma: no cover
 
 
 class AsyncNodeConnections:

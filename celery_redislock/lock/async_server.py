@@ -19,19 +19,18 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from celery_redislock.connection.async_connections import AsyncConnections, AsyncNodeConnections, AsyncTransport
+from celery_redislock.connection.async_connections import AsyncConnections, AsyncNodeConnections
 from celery_redislock.connection.cluster_client import ClusterClient
 from celery_redislock.connection.sender import MAX_PAUSE, Answer
 from celery_redislock.errors import LockConfigError, LockUnavailable, describe
 from celery_redislock.hold.held_lock import HeldLock
-from celery_redislock.line.waiters import Waiter
 from celery_redislock.protocol import commands
 from celery_redislock.protocol.hold import Hold
 from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.replies import Conflict, Granted
 from celery_redislock.protocol.scripts import NOTE_TTL, Command, Tag
 
-from .lock_server import LockServer
+from .lock_server import BlockedCaller, LockServer
 
 _random = random.SystemRandom()
 
@@ -48,7 +47,7 @@ class AsyncServer:
         self._loop = loop
         client = server.client
         try:
-            self._transport: AsyncTransport = (
+            self._transport = (
                 AsyncNodeConnections(client) if isinstance(client, ClusterClient) else AsyncConnections(client)
             )
         except TypeError as error:
@@ -183,47 +182,33 @@ class _LockOfLoop(HeldLock):
         self._renew_at = at
 
 
-class _WaitingCoroutine(Waiter):
+class _WaitingCoroutine(BlockedCaller):
     """A caller of `AsyncServer.take`."""
 
     def __init__(self, demand: Demand, rank: int, poll: float) -> None:
-        self.demand = demand
-        self.rank = rank
-        self.look_every = poll
-        self._loop = asyncio.get_running_loop()
-        self._is_called: asyncio.Future[bool] = self._loop.create_future()
+        super().__init__(demand, rank, poll)
+        self._loop, self._woken = asyncio.get_running_loop(), asyncio.Event()
 
     def take_turn(self, *, called: bool) -> None:
         """See `Waiter.take_turn`."""
-        self._loop.call_soon_threadsafe(self._end, called, None)
+        super().take_turn(called=called)
+        self._loop.call_soon_threadsafe(self._woken.set)
 
     def unavailable(self, error: LockUnavailable) -> None:
         """See `Waiter.unavailable`."""
+        super().unavailable(error)
         with suppress(RuntimeError):  # the loop is closed, with this waiter in it
-            self._loop.call_soon_threadsafe(self._end, False, error)
+            self._loop.call_soon_threadsafe(self._woken.set)
 
     async def is_called_within(self, seconds: float | None) -> bool:
-        """Wait until this waiter is called, but no longer than `seconds`; return whether it was called.
-
-        Raises:
-            LockUnavailable: The server did not answer.
-        """
-        try:
+        """Like `is_called_before`, without blocking the loop; None for no limit."""
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                return await self._is_called
-        except TimeoutError:
-            return False
-
-    def _end(self, called: bool, error: LockUnavailable | None) -> None:
-        if self._is_called.done():  # an outage, or the coroutine was cancelled
-            return
-        if error is None:
-            self._is_called.set_result(called)
-        else:
-            self._is_called.set_exception(LockUnavailable(self.key, error.reason))
+                await self._woken.wait()
+        return self.is_called_before(-math.inf)
 
 
-async def _close_with_the_loop(transport: AsyncTransport) -> AsyncGenerator[None, None]:
+async def _close_with_the_loop(transport: AsyncConnections | AsyncNodeConnections) -> AsyncGenerator[None, None]:
     """Close the connections of `transport` when the loop shuts down its asynchronous generators."""
     try:
         yield
