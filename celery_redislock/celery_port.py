@@ -8,11 +8,14 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from celery import Celery, Task, _state, current_app
 from celery.app import utils
+
+R = TypeVar("R")
 
 # Apps.
 
@@ -113,6 +116,27 @@ def tasks_of_this_thread() -> Iterable[Task[..., Any]]:
     """The tasks running in this thread or greenlet: several if a task runs another eagerly."""
     stack: Sequence[Task[..., Any]] = _state._task_stack.stack  # type: ignore[attr-defined]
     return stack
+
+
+def as_in_this_thread(function: Callable[[], R]) -> Callable[[], R]:
+    """Wrap `function` for another thread, where Celery then finds the running tasks of this one.
+
+    Their requests tell Celery the parent and the root of what `function` publishes.
+    """
+    tasks = [*tasks_of_this_thread()]
+    requests = [(task, [*task.request_stack.stack]) for task in dict.fromkeys(tasks)]
+
+    def run() -> R:
+        with ExitStack() as ends:
+            for pushed_on, item in [
+                *((task.request_stack, request) for task, stack in requests for request in stack),
+                *((_state._task_stack, task) for task in tasks),  # type: ignore[attr-defined]
+            ]:
+                pushed_on.push(item)
+                ends.callback(pushed_on.pop)
+            return function()
+
+    return run
 
 
 def retried_body(task: Any) -> Callable[..., Any] | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast, overload
 
 from celery import Celery
 
@@ -14,13 +14,14 @@ from .celery_port import app_of_last_resort, app_of_this_thread, current_apps
 from .errors import LONGEST, LockConfigError, shown
 from .keys.arguments import parse_template
 from .keys.key_maker import KeyMaker
+from .lock.async_lock import Lock as AsyncLock
 from .lock.lock import Lock
 from .lock.lock_server import LockServer
-from .lock.no_lock import NoLock
+from .lock.no_lock import AsyncNoLock, NoLock
 from .options import LockOptions, check_limit, name_of, resolve_options, resolve_settings
 from .protocol.names import Demand, redis_key
 from .task.binding import refuse_what_outlives_its_call
-from .task.execution import LockInRequests
+from .task.execution import AsyncLockInRequests, LockInRequests
 
 #: The app-wide options that also apply to a lock outside tasks.
 _OPTIONS = ("block_for", "lease", "fence", "limit")
@@ -53,7 +54,7 @@ def locked(
     limit: int | None = None,
     app: Celery | None = None,
 ) -> Any:
-    """A lock around a block or a function, renewed while it is held.
+    """A lock around a block or a function, renewed while it is held. Coroutines write ``async with``.
 
     ``with locked("stock:7", block_for=5):`` and ``with locked("stock:{sku}", values={"sku": 7}):`` share their key with
     the tasks that have ``lock_key="stock:{sku}"``. ``@locked("stock:{sku}")`` takes the values from the function's
@@ -70,8 +71,8 @@ def locked(
         app: The app whose lock server and settings to use; None for the current app, or the only one.
 
     Raises:
-        LockConfigError: The template is malformed, or the function is async or a generator. Also when the block or the
-            call begins, if waiting for the lock would block the caller's event loop.
+        LockConfigError: The template is malformed, or the function is a generator. Also when the block or the call
+            begins, if waiting for the lock would block the caller's event loop.
         LockConflict: When the block or the call begins: the key was still held at the end of `block_for`.
         LockUnavailable: When the block or the call begins: Redis did not answer, or refused the command.
     """
@@ -83,7 +84,7 @@ def locked(
 
 
 class Locked:
-    """What `locked` returns: a context manager and a decorator, which threads may share."""
+    """What `locked` returns: a context manager and a decorator, which threads and coroutines may share."""
 
     def __init__(
         self, template: str | None, values: Mapping[str, Any] | None, app: Celery | None, given: Mapping[str, Any]
@@ -96,31 +97,37 @@ class Locked:
         self._app = app
         self._given = given
         self._settings: _Settings | None = None
-        self._of_block: dict[LockServer, Lock] = {}
+        self._of_block: dict[tuple[LockServer, bool], Any] = {}
 
     def __repr__(self) -> str:
         return f"<locked {shown(self._template, LONGEST)!r}>" if self._template else "<locked>"
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Decorate `function`: each call holds the key while it runs.
+        """Decorate `function`, which may be async: each call holds the key while it runs.
 
         Raises:
-            LockConfigError: The function is async or a generator, or lacks a parameter that the template names.
+            LockConfigError: The function is a generator, or lacks a parameter that the template names.
         """
         if self._values is not None:
             raise LockConfigError(f"{self._what}: values are only for a block; a function uses its arguments")
-        _refuse_what_has_no_call(function)
+        is_async = inspect.iscoroutinefunction(function)
+        _refuse_what_has_no_call(function, is_async=is_async)
         if self._template is None and not hasattr(function, "__qualname__"):
             raise LockConfigError(f"locked: {_name_of(function)} has no name to make a key from: pass a template")
         name = f"{function.__module__}.{_name_of(function)}"
         keys = KeyMaker(name, inspect.signature(function), None, self._template, remedy="give locked() a template")
 
         @functools.wraps(function)
+        async def run_async(*args: P.args, **kwargs: P.kwargs) -> Any:
+            async with self._lock(lambda: keys.name(args, kwargs), is_async=True):
+                return await cast("Awaitable[Any]", function(*args, **kwargs))
+
+        @functools.wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
             with self._lock(lambda: keys.name(args, kwargs)):
                 return function(*args, **kwargs)
 
-        return run
+        return cast("Callable[P, R]", run_async) if is_async else run
 
     def __enter__(self) -> Lock | NoLock:
         """Take the key.
@@ -130,25 +137,45 @@ class Locked:
             LockKeyError: The values cannot be made into a key.
             LockConfigError: A parameter of the template has no value, or no setting names a lock server.
         """
-        return self._block().__enter__()
+        lock: Lock | NoLock = self._block().__enter__()
+        return lock
 
     def __exit__(self, *error: object) -> None:
-        # Look for the taken lock on all servers: the block may have made another app current.
-        taken = (lock for lock in reversed([*self._of_block.values()]) if lock.token is not None)
-        (next(taken, None) or self._block()).__exit__(*error)
+        self._taken(is_async=False).__exit__(*error)
 
-    def _block(self) -> Lock | NoLock:
+    async def __aenter__(self) -> AsyncLock | AsyncNoLock:
+        """Take the key in a coroutine.
+
+        Raises:
+            LockConflict, LockUnavailable, LockKeyError, LockConfigError: As for `__enter__`.
+        """
+        lock: AsyncLock | AsyncNoLock = await self._block(is_async=True).__aenter__()
+        return lock
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._taken(is_async=True).__aexit__(*error)
+
+    def _taken(self, *, is_async: bool) -> Any:
+        """The lock that the calling block has taken."""
+        # Look for it on all servers: the block may have made another app current.
+        locks = [lock for (_, of_async), lock in [*self._of_block.items()] if of_async is is_async]
+        return next((lock for lock in reversed(locks) if lock.token is not None), None) or self._block(
+            is_async=is_async
+        )
+
+    def _block(self, *, is_async: bool = False) -> Any:
         """The lock for a block, one per server: a `Lock` tells its threads and contexts apart by itself."""
         settings = self._resolve()
         if not is_enabled(settings.app):
-            return NoLock()
-        server = server_of(settings.app)
-        lock = self._of_block.get(server)
-        return lock or self._of_block.setdefault(server, settings.lock(self._name()))
+            return AsyncNoLock() if is_async else NoLock()
+        at = server_of(settings.app), is_async
+        return self._of_block.get(at) or self._of_block.setdefault(at, settings.lock(self._name(), is_async=is_async))
 
-    def _lock(self, name: Callable[[], str]) -> Lock | NoLock:
+    def _lock(self, name: Callable[[], str], *, is_async: bool = False) -> Any:
         settings = self._resolve()
-        return settings.lock(name()) if is_enabled(settings.app) else NoLock()
+        if not is_enabled(settings.app):
+            return AsyncNoLock() if is_async else NoLock()
+        return settings.lock(name(), is_async=is_async)
 
     def _name(self) -> str:
         values = self._values or {}
@@ -187,13 +214,15 @@ class _Settings(NamedTuple):
             check_lease(what, name_of("lease", given, app_wide, ""), options.lease, server_of(app).command_time)
         return cls(app, keyprefix_of(app) + settings.prefix, options, limit)
 
-    def lock(self, name: str) -> Lock:
+    def lock(self, name: str, *, is_async: bool) -> Lock | AsyncLock:
         demand = Demand(redis_key(self.prefix, name), self.limit)
-        return LockInRequests(server_of(self.app).client, demand, self.options, thread_local=True)
+        kind = AsyncLockInRequests if is_async else LockInRequests
+        return kind(server_of(self.app).client, demand, self.options, thread_local=True)
 
 
-def _refuse_what_has_no_call(function: Any) -> None:
-    refuse_what_outlives_its_call(f"locked: {_name_of(function)}", function, "use a block inside it")
+def _refuse_what_has_no_call(function: Any, *, is_async: bool) -> None:
+    if not is_async:
+        refuse_what_outlives_its_call(f"locked: {_name_of(function)}", function, "use a block inside it")
     if inspect.isclass(function) or not callable(function):
         raise LockConfigError(
             f'locked: {_name_of(function)} is neither a function nor a template such as "stock:7": put @locked below '

@@ -15,7 +15,7 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 from celery_redislock.errors import LockConfigError
 
 from .pool import FreeConnections
-from .redis_port import connections_of, options_of, sentinel_options_of
+from .redis_port import blocking_kind, connections_of, is_behind_sentinels, options_of, sentinel_options_of
 
 #: Set explicitly, because redis-py's own defaults vary with the constructor, and with some of them one command to a
 #: silent server can take up to 58 s.
@@ -34,19 +34,19 @@ FIXED: Mapping[str, Any] = {
 }
 
 
-def derive(client: redis.Redis, max_connections: int = 50) -> redis.Redis:
+def derive(client: Any, max_connections: int = 50) -> redis.Redis:
     """Return a new client for the same server as `client`, but with our own retries, encoding and protocol.
 
     Args:
-        client: Any redis-py client with a connection pool, including a Sentinel client.
+        client: Any redis-py client with a connection pool, including a Sentinel client and an asyncio one.
         max_connections: Upper limit for the new client's pool. The limit of the pool of `client` applies as well.
     """
     pool = client.connection_pool
-    options = {**options_of(pool), **FIXED, "connection_class": pool.connection_class}
+    options = {**options_of(pool), **FIXED, "connection_class": blocking_kind(pool.connection_class)}
     options["max_connections"] = min(pool.max_connections, max_connections)
     for name in TIME_OUTS:  # without them a silent server would hang the caller
         options[name] = options.get(name) or DEFAULTS[name]
-    if not isinstance(pool, SentinelConnectionPool):
+    if not is_behind_sentinels(client):
         return redis.Redis(connection_pool=Pool(**options))
     options |= sentinel_options_of(pool)
     options["sentinel_manager"] = _without_retries(options["sentinel_manager"])
@@ -110,8 +110,12 @@ class _SentinelPool(SentinelConnectionPool, Pool):
 
 
 def _without_retries(sentinels: Sentinel) -> Sentinel:
-    """Return a copy of `sentinels` that asks each Sentinel once. redis-py 8 asks a silent one eleven times."""
-    ours = copy.copy(sentinels)
+    """Return a copy of `sentinels` that asks each Sentinel once. redis-py 8 asks a silent one eleven times.
+
+    They may be asyncio's. The copy is not.
+    """
+    ours: Sentinel = copy.copy(sentinels) if isinstance(sentinels, Sentinel) else Sentinel([])
+    vars(ours).update(vars(sentinels))
     ours.sentinels = [derive(sentinel) for sentinel in sentinels.sentinels]
     return ours
 

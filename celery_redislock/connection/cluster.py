@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
+from redis.asyncio.cluster import RedisCluster as AsyncRedisCluster
 from redis.cluster import RedisCluster
 from redis.crc import key_slot
 from redis.exceptions import AskError, ClusterDownError, MovedError, RedisError, ResponseError, TryAgainError
@@ -17,7 +18,7 @@ from celery_redislock.protocol.scripts import RENEW, Command, Reply
 from .clients import derive
 from .cluster_client import ClusterClient, Node
 from .connections import Connections, Late
-from .redis_port import called_at_connect, nodes_of, options_of, remap_of
+from .redis_port import called_at_connect, known_nodes_of, nodes_of, options_of, remap_of
 from .sender import Sender
 from .store import Lease, LockStore
 
@@ -30,15 +31,20 @@ PAUSE = 0.02
 REDIRECTIONS = 16
 
 
-def of_cluster(client: RedisCluster | ClusterClient) -> ClusterClient:
+def of_cluster(client: RedisCluster | AsyncRedisCluster | ClusterClient) -> ClusterClient:
     """Return our own client for the Cluster of `client`, with the same time-outs and credentials."""
     if isinstance(client, ClusterClient):
         return client.copy()
-    nodes = nodes_of(client)
-    like = derive(nodes[0].redis_connection).connection_pool
-    options = {**options_of(like), "connection_class": like.connection_class}
-    options["redis_connect_func"] = called_at_connect(client)
-    return ClusterClient([(node.host, node.port) for node in nodes], options, remap_of(client))
+    if isinstance(client, AsyncRedisCluster):
+        addresses, of_node = known_nodes_of(client)
+        on_connect = None
+    else:
+        nodes = nodes_of(client)
+        addresses, of_node = [(node.host, node.port) for node in nodes], nodes[0].redis_connection
+        on_connect = called_at_connect(client)
+    like = derive(of_node).connection_pool
+    options = {**options_of(like), "connection_class": like.connection_class, "redis_connect_func": on_connect}
+    return ClusterClient(addresses, options, remap_of(client))
 
 
 class NodeConnections:
@@ -69,32 +75,14 @@ class NodeConnections:
         self._cluster.close()
 
     def ask(self, command: Command) -> Reply:
-        """Return the reply to `command` from the node that has its hash slot. All its keys are in one hash slot.
-
-        While the hash slot is split between two nodes, the command is retried. A renewal is not, because the
-        keeper sends it again.
-        """
-        patience = 0.0 if command.script is RENEW else OPEN_HASH_SLOT
-        hash_slot, until = _hash_slot(command.keys[0]), time.monotonic() + patience
-        at, asking, redirections = self._cluster.owner(hash_slot), False, 0
+        """Return the reply to `command` from the node that has its hash slot. All its keys are in one hash slot."""
+        route = route_of(command, self._cluster)
+        at, asking = next(route)
         while True:
             try:
                 return self._connections_of(at).ask(command, asking=asking)
-            except AskError as error:  # or its subclass MovedError
-                redirections += 1
-                if redirections > REDIRECTIONS:
-                    raise
-                at, asking = self._cluster.address(error, at), not isinstance(error, MovedError)
-                if not asking:
-                    self._cluster.moved(hash_slot, at)
-            except (RedisConnectionError, RedisTimeoutError, ClusterDownError):
-                self._cluster.doubt(at)
-                raise
-            except ResponseError as error:
-                if not _is_between_nodes(error) or time.monotonic() > until:
-                    raise
-                time.sleep(PAUSE)
-                at, asking, redirections = self._cluster.owner(hash_slot), False, 0
+            except RedisError as error:
+                at, asking = route.throw(error)
 
     def _connections_of(self, address: Node) -> Connections:
         connections = self._of_nodes.get(address)
@@ -104,6 +92,36 @@ class NodeConnections:
             client = self._cluster.connect(address, self._max_connections)
             connections = self._of_nodes.setdefault(address, Connections(client))
         return connections
+
+
+def route_of(command: Command, cluster: ClusterClient) -> Generator[tuple[Node, bool], None, None]:
+    """Yield the node that has the hash slot of `command`, and whether to send it ASKING first.
+
+    If the node answers with an error, the sender throws it in here. It gets the next node to ask, or an error. While
+    the hash slot is split between two nodes, the command is retried. A renewal is not, because the keeper sends it
+    again. This blocks when it pauses, and when it looks up the hash slots.
+    """
+    patience = 0.0 if command.script is RENEW else OPEN_HASH_SLOT
+    hash_slot, until = hash_slot_of(command.keys[0]), time.monotonic() + patience
+    at, asking, redirections = cluster.owner(hash_slot), False, 0
+    while True:
+        try:
+            yield at, asking
+        except AskError as error:  # or its subclass MovedError
+            redirections += 1
+            if redirections > REDIRECTIONS:
+                raise
+            at, asking = cluster.address(error, at), not isinstance(error, MovedError)
+            if not asking:
+                cluster.moved(hash_slot, at)
+        except (RedisConnectionError, RedisTimeoutError, ClusterDownError):
+            cluster.doubt(at)
+            raise
+        except ResponseError as error:
+            if not _is_between_nodes(error) or time.monotonic() > until:
+                raise
+            time.sleep(PAUSE)
+            at, asking, redirections = cluster.owner(hash_slot), False, 0
 
 
 class ClusterStore(LockStore):
@@ -116,7 +134,7 @@ class ClusterStore(LockStore):
 
     def __init__(self, cluster: ClusterClient, max_connections: int = 50) -> None:
         connections = NodeConnections(cluster, max_connections)
-        super().__init__(Sender(connections, lambda key: cluster.outage_of(_hash_slot(key))))
+        super().__init__(Sender(connections, lambda key: cluster.outage_of(hash_slot_of(key))))
         self._cluster = cluster
 
     def renew(self, locks: Sequence[Lease]) -> list[Renewed | RedisError | None]:
@@ -143,7 +161,7 @@ class ClusterStore(LockStore):
     def _by_hash_slot(self, locks: Sequence[Lease]) -> list[tuple[Node, list[Lease]]]:
         by_hash_slot: dict[int, list[Lease]] = {}
         for lock in locks:
-            by_hash_slot.setdefault(_hash_slot(lock[0]), []).append(lock)
+            by_hash_slot.setdefault(hash_slot_of(lock[0]), []).append(lock)
         by_node = [(self._cluster.owner(hash_slot), of_hash_slot) for hash_slot, of_hash_slot in by_hash_slot.items()]
         return sorted(by_node, key=lambda one: self._cluster.outage(one[0]).unreachable is not None)
 
@@ -154,7 +172,8 @@ class ClusterStore(LockStore):
             return [answer for lock in locks for answer in super(ClusterStore, self).renew([lock])]
 
 
-def _hash_slot(key: str) -> int:
+def hash_slot_of(key: str) -> int:
+    """Return the hash slot of `key`."""
     return int(key_slot(key.encode()))
 
 

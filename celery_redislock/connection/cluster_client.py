@@ -115,6 +115,10 @@ class ClusterClient:
             raise ClusterDownError(f"CLUSTERDOWN no node of the Cluster {self.shown} has the hash slot {hash_slot}")
         return address
 
+    def knows(self, hash_slot: int) -> bool:
+        """Whether `owner` returns at once."""
+        return self._owners[hash_slot] is not None
+
     def is_known(self, address: Node) -> bool:
         """Whether a node is believed to have hash slots."""
         return address in self._primaries

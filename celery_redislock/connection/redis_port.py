@@ -5,13 +5,16 @@ tests/contracts tests each function against the installed releases.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import redis
+from redis import asyncio as aio
+from redis.asyncio import sentinel as aio_sentinel
 from redis.cluster import ClusterNode, RedisCluster
-from redis.sentinel import SentinelConnectionPool
+from redis.sentinel import SentinelConnectionPool, SentinelManagedConnection, SentinelManagedSSLConnection
 from redis.utils import HIREDIS_AVAILABLE
 
 if HIREDIS_AVAILABLE:
@@ -22,6 +25,17 @@ if HIREDIS_AVAILABLE:
 _pack: Any = hiredis.pack_command if HIREDIS_AVAILABLE else None
 #: Matches the options that a redis-py pool adds to its connections' options for its own use.
 _OF_POOL = re.compile("maint_|oss_|orig_|himport_|cache|event_dispatcher$|connection_pool$").match
+#: The connection classes, with those of asyncio.
+_KINDS: Mapping[type[Any], type[Any]] = {
+    redis.Connection: aio.Connection,
+    redis.SSLConnection: aio.SSLConnection,
+    redis.UnixDomainSocketConnection: aio.UnixDomainSocketConnection,
+    SentinelManagedConnection: aio_sentinel.SentinelManagedConnection,
+    SentinelManagedSSLConnection: aio_sentinel.SentinelManagedSSLConnection,
+}
+_BLOCKING = {of_asyncio: kind for kind, of_asyncio in _KINDS.items()}
+#: Options that connections of asyncio may not know, though they need not be told if nothing is set.
+_ONLY_IF_SET = re.compile("ssl_(?!check_hostname|cert_reqs)").match
 
 
 # Connections: sending a command and reading its reply are two steps, and redis-py resends nothing behind our back.
@@ -78,7 +92,7 @@ def sentinel_options_of(pool: SentinelConnectionPool) -> dict[str, Any]:
 
 def is_behind_sentinels(client: redis.Redis) -> bool:
     """Whether the client asks Sentinels where its server is."""
-    return isinstance(client.connection_pool, SentinelConnectionPool)
+    return isinstance(client.connection_pool, SentinelConnectionPool | aio_sentinel.SentinelConnectionPool)
 
 
 def sentinels_of(client: redis.Redis) -> list[redis.Redis]:
@@ -97,7 +111,7 @@ def nodes_of(client: RedisCluster) -> list[ClusterNode]:
     return [*client.nodes_manager.nodes_cache.values()]
 
 
-def remap_of(client: RedisCluster) -> Callable[[tuple[str, int]], tuple[str, int]] | None:
+def remap_of(client: RedisCluster | aio.RedisCluster) -> Callable[[tuple[str, int]], tuple[str, int]] | None:
     """Return the client's mapping from a node's reported address to the one to connect to; None if it has none."""
     remap: Callable[[tuple[str, int]], tuple[str, int]] | None = client.nodes_manager.address_remap
     return remap
@@ -106,3 +120,61 @@ def remap_of(client: RedisCluster) -> Callable[[tuple[str, int]], tuple[str, int
 def called_at_connect(client: RedisCluster) -> Any:
     """Return the user's own callback for new connections, which redis-py wraps in a method of the client."""
     return client.user_on_connect_func
+
+
+# asyncio: clients of `redis.asyncio`, and connections for an event loop.
+
+
+def blocking_kind(kind: type[Any]) -> type[Any]:
+    """Return the class of blocking connections for `kind`, which may be a class of asyncio's connections."""
+    return next((_BLOCKING[base] for base in kind.__mro__ if base in _BLOCKING), kind)
+
+
+def known_nodes_of(client: aio.RedisCluster) -> tuple[list[tuple[str, int]], aio.Redis]:
+    """Return the addresses of the nodes that the client knows, and a client with the options of its connections."""
+    nodes = {**client.nodes_manager.startup_nodes, **client.nodes_manager.nodes_cache}
+    options: dict[str, Any] = {**client.get_connection_kwargs(), "redis_connect_func": None}  # it asks for replicas
+    del options["response_callbacks"]
+    pool = aio.ConnectionPool(**options)
+    return [(one.host, int(one.port)) for one in nodes.values()], aio.Redis(connection_pool=pool)
+
+
+def pool_for_asyncio(client: redis.Redis, **more: Any) -> Any:
+    """Return an asyncio pool for the server of a client that does not retry; `more` are options of its connections.
+
+    Raises:
+        TypeError: An option of the client does not work with asyncio.
+    """
+    pool: Any = client.connection_pool
+    options = {name: value for name, value in options_of(pool).items() if value or not _ONLY_IF_SET(name)}
+    if options.get("redis_connect_func") is not None:
+        raise TypeError("redis_connect_func works either with asyncio or without")
+    kind = next(_KINDS[base] for base in pool.connection_class.__mro__ if base in _KINDS)
+    options |= {"retry": None, "connection_class": kind, **more}
+    if not is_behind_sentinels(client):
+        return aio.ConnectionPool(**options)
+    sentinels: Any = aio_sentinel.Sentinel([], pool.sentinel_manager.min_other_sentinels)  # type: ignore[no-untyped-call]
+    sentinels.sentinels = [aio.Redis(connection_pool=pool_for_asyncio(one)) for one in sentinels_of(client)]
+    return aio_sentinel.SentinelConnectionPool(pool.service_name, sentinels, **options)  # type: ignore[no-untyped-call]
+
+
+async def answer_in_loop(connection: Any, words: Sequence[Any]) -> Any:
+    """Send a command on an asyncio connection, connecting first if needed, and return its reply.
+
+    Raises:
+        RedisError: The server refused the command, or the connection is lost.
+    """
+    if not connection.is_connected:
+        context = getattr(connection, "ssl_context", None)
+        if context is not None:
+            await asyncio.to_thread(context.get)  # it reads the certificates, which takes many milliseconds
+        await connection.connect()
+    await connection.send_packed_command(connection.pack_command(*words) if _pack is None else [_pack(words)])
+    return await connection.read_response()
+
+
+async def close_sentinels(pool: aio.ConnectionPool) -> None:
+    """Close the connections to the Sentinels that a pool from `pool_for_asyncio` asks, if it asks any."""
+    if isinstance(pool, aio_sentinel.SentinelConnectionPool):
+        for sentinel in pool.sentinel_manager.sentinels:
+            await sentinel.connection_pool.disconnect()

@@ -6,22 +6,28 @@ context in another thread, greenlet or asyncio task is another owner.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import os
+import socket
 import threading
 import time
 import weakref
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, ClassVar
 
 from redis.exceptions import LockError
 
 from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LONGEST, LockConfigError, LockLost, shown
-from celery_redislock.hold.held_lock import HeldLock, State
+from celery_redislock.hold.held_lock import KEY_GONE, NOT_OURS, HeldLock, State
 from celery_redislock.hold.keeper import Keeper
+from celery_redislock.options import check_limit
+from celery_redislock.protocol import tokens
 from celery_redislock.protocol.hold import Hold, Phase
 from celery_redislock.protocol.names import Demand
+from celery_redislock.protocol.replies import Conflict
 from celery_redislock.protocol.tokens import Token
 
 from .lock_server import LockServer, running_task
@@ -119,7 +125,7 @@ def _owner() -> tuple[int, Any]:
     return threading.get_ident(), task and weakref.ref(task)
 
 
-class _Local:
+class Local:
     """The state of one `Lock` object: its entry, how many times it has entered and, as in redis-py, the token."""
 
     entry: Entry | None = None
@@ -127,30 +133,69 @@ class _Local:
     token: bytes | None = None
 
 
-class _ThreadLocal(threading.local, _Local):
+class _ThreadLocal(threading.local, Local):
     """The state of one `Lock` object, separate for each thread."""
 
 
 class Handle:
     """The part of `Lock` that sends nothing to Redis.
 
-    With both `by_context` and `thread_local`, only the context that acquired the lock holds it. See `Lock` for
-    the other arguments.
+    If a lock is `reentrant` and `thread_local`, only the context that acquired it holds it. See `Lock` for the
+    arguments.
     """
 
+    _is_for_asyncio: ClassVar[bool] = False
+
     def __init__(
-        self, client: Any, demand: Demand, timeout: float | None, *, thread_local: bool, by_context: bool, fence: bool
+        self,
+        client: Any,
+        name: Any,
+        timeout: float | None = None,
+        sleep: float = 0.1,
+        blocking: bool = True,
+        blocking_timeout: float | None = None,
+        thread_local: bool = True,
+        raise_on_release_error: bool = True,
+        *,
+        renew: bool = False,
+        reentrant: bool = False,
+        fence: bool = False,
+        limit: int = 1,
     ) -> None:
+        key = name.decode() if isinstance(name, bytes) else str(name)
+        self.demand = Demand(key, check_limit(f"lock {key}", limit, fence=fence))
+        if renew and not timeout:
+            raise LockConfigError(f"lock {key}: renew=True needs a timeout: how long the key outlives a dead holder")
+        if inspect.iscoroutinefunction(getattr(client, "execute_command", None)) and not self._is_for_asyncio:
+            raise LockConfigError(
+                f"lock {key}: this Lock needs a synchronous client; for an asyncio client, use "
+                "celery_redislock.asyncio.Lock"
+            )
         self.redis = client
-        self.demand = demand
+        self.name = name
         self.timeout = timeout
-        self.thread_local = thread_local
-        self.local = _ThreadLocal() if thread_local else _Local()
-        self._by_context = by_context and thread_local
+        self.sleep = sleep
+        self.blocking = blocking
+        self.blocking_timeout = blocking_timeout
+        self.thread_local = bool(thread_local)
+        self.raise_on_release_error = raise_on_release_error
+        self.renew = renew
+        self.reentrant = reentrant
+        self._local = self._new_local()
+        self._by_context = reentrant and thread_local
         self._fence = fence
 
     def __repr__(self) -> str:
         return f"<Lock {shown(self.key, LONGEST)} {self.state or 'not held'}>"
+
+    @property
+    def local(self) -> Local:
+        """The state of this object: with `thread_local`, the calling thread's."""
+        state: Local = self._local
+        return state
+
+    def _new_local(self) -> Any:
+        return _ThreadLocal() if self.thread_local else Local()
 
     @property
     def key(self) -> str:
@@ -214,6 +259,57 @@ class Handle:
             local.entry = local.token = None
         return entry
 
+    def _leave(self) -> HeldLock | None:
+        """Record one release. Return the lock if its key must now be released: send that, and call `_released`.
+
+        Raises:
+            LockError: This object does not hold the lock.
+        """
+        entry = self._unset()
+        if not (entry.leave() and entry.is_own):
+            return None
+        entry.end_renewal()
+        entry.held.hold = entry.held.hold.ended()
+        return entry.held
+
+    def _released(self, held: HeldLock, *, was_held: bool) -> None:
+        """Record the reply to the release.
+
+        Raises:
+            LockLost: The lock was no longer held.
+        """
+        if not was_held:
+            held.lose(NOT_OURS)
+        held.hold = held.hold.over()
+        if held.was_lost:  # the keeper may know of a loss that a lost reply hid from this release
+            held.check()
+
+    def _timeout(self, blocking: bool | None, blocking_timeout: float | None) -> float | None:
+        """How long an acquire with these arguments waits, in seconds; None for no limit."""
+        if not (self.blocking if blocking is None else blocking):
+            return 0.0
+        return self.blocking_timeout if blocking_timeout is None else blocking_timeout
+
+    def _hold(self) -> Hold:
+        """A new owner's hold."""
+        return Hold(self.demand, tokens.mint(tokens.mint_nonce(), None, _origin()))
+
+    def _keep(self, server: LockServer, held: HeldLock) -> Entry:
+        """The entry of a lock that was just granted."""
+        entry = Entry(held, server.keeper if self.renew else None)
+        if self.renew:
+            server.keeper.add(held)
+        if self.reentrant:
+            entry.own_by_context()
+        return entry
+
+    def _is_in(self, found: Conflict | None) -> bool:
+        """Whether this object is among the holders that were found."""
+        entry = self._entry()
+        if entry is None or found is None:
+            return False
+        return any(one.owner == entry.held.token.owner for one in found.holders)
+
     def _enter_again(self, store: LockStore) -> Entry | None:
         """Enter the lock again if the caller already holds its key. Return None if the key must be acquired.
 
@@ -272,3 +368,24 @@ class Handle:
         if self.timeout is None:
             raise LockError(f"Cannot {verb} a lock with no timeout", self.key)
         return entry.held
+
+
+@functools.cache
+def _origin() -> str:
+    return tokens.origin(socket.gethostname(), None)
+
+
+def time_left(held: HeldLock, found: Conflict | None) -> float:
+    """Seconds until the key expires, by the server's clock.
+
+    Args:
+        held: The lock.
+        found: Who holds the key.
+
+    Raises:
+        LockLost: The key is free, or has no expiry.
+    """
+    if found is None or found.ttl is None:
+        held.lose(KEY_GONE)
+        held.check()
+    return (found and found.ttl) or 0.0

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import logging
 import math
-import socket
 import time
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from redis.exceptions import LockError
 
 from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockConfigError, LockConflict, LockUnavailable
-from celery_redislock.hold.held_lock import KEY_GONE, NOT_OURS, HeldLock
-from celery_redislock.options import check_limit
-from celery_redislock.protocol import commands, tokens
-from celery_redislock.protocol.hold import Hold
+from celery_redislock.hold.held_lock import HeldLock
+from celery_redislock.protocol import commands
 from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.replies import Conflict
 from celery_redislock.protocol.scripts import Tag
 from celery_redislock.protocol.tokens import Token
 
-from .handle import Entry, Handle
+from .handle import Entry, Handle, time_left
 from .lock_server import LockServer
 
 logger = logging.getLogger(__name__)
@@ -62,37 +57,6 @@ class Lock(Handle):
             asyncio client.
     """
 
-    def __init__(
-        self,
-        client: Any,
-        name: Any,
-        timeout: float | None = None,
-        sleep: float = 0.1,
-        blocking: bool = True,
-        blocking_timeout: float | None = None,
-        thread_local: bool = True,
-        raise_on_release_error: bool = True,
-        *,
-        renew: bool = False,
-        reentrant: bool = False,
-        fence: bool = False,
-        limit: int = 1,
-    ) -> None:
-        key = name.decode() if isinstance(name, bytes) else str(name)
-        demand = Demand(key, check_limit(f"lock {key}", limit, fence=fence))
-        super().__init__(client, demand, timeout, thread_local=bool(thread_local), by_context=reentrant, fence=fence)
-        if renew and not timeout:
-            raise LockConfigError(f"lock {key}: renew=True needs a timeout: how long the key outlives a dead holder")
-        if inspect.iscoroutinefunction(getattr(client, "execute_command", None)):
-            raise LockConfigError(f"lock {key}: a Lock needs a synchronous client, not an asyncio one")
-        self.name = name
-        self.sleep = sleep
-        self.blocking = blocking
-        self.blocking_timeout = blocking_timeout
-        self.raise_on_release_error = raise_on_release_error
-        self.renew = renew
-        self.reentrant = reentrant
-
     def acquire(
         self,
         sleep: float | None = None,
@@ -128,16 +92,9 @@ class Lock(Handle):
             LockLost: The lock is no longer held.
             LockUnavailable: Redis did not answer, or refused the command; the key expires with its timeout.
         """
-        entry = self._unset()
-        if entry.leave() and entry.is_own:
-            entry.end_renewal()
-            held = entry.held
-            held.hold = held.hold.ended()
-            if not LockServer.behind(self.redis).store.send(held.hold.release()):
-                held.lose(NOT_OURS)
-            held.hold = held.hold.over()
-            if held.was_lost:  # the keeper may know of a loss that a lost reply hid from this release
-                held.check()
+        held = self._leave()
+        if held is not None:
+            self._released(held, was_held=LockServer.behind(self.redis).store.send(held.hold.release()))
 
     def extend(self, additional_time: float | None = None, replace_ttl: bool = False) -> Literal[True]:
         """Give the key more time.
@@ -156,7 +113,7 @@ class Lock(Handle):
         """
         held = self._limited("extend")
         if additional_time is not None and not replace_ttl:
-            additional_time += self._time_left(held)
+            additional_time += time_left(held, LockServer.behind(self.redis).store.look(Demand(held.permit)))
         return self._extend(held, additional_time)  # counted from now: sending it twice adds nothing
 
     def reacquire(self) -> Literal[True]:
@@ -178,12 +135,7 @@ class Lock(Handle):
         Raises:
             LockUnavailable: Redis did not answer, or refused the command.
         """
-        entry, found = self._entry(), self._look()
-        return (
-            entry is not None
-            and found is not None
-            and any(one.owner == entry.held.token.owner for one in found.holders)
-        )
+        return self._is_in(self._look())
 
     def __enter__(self) -> Self:
         """Acquire the key.
@@ -215,9 +167,7 @@ class Lock(Handle):
         server = LockServer.behind(self.redis)
         taken: Entry | Conflict | None = self._enter_again(server.store) if self.reentrant else None
         if taken is None:
-            timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
-            if not (self.blocking if blocking is None else blocking):
-                timeout = 0.0
+            timeout = self._timeout(blocking, blocking_timeout)
             taken = self._take(server, timeout, self.sleep if sleep is None else sleep, token)
         if isinstance(taken, Conflict):
             return taken
@@ -225,8 +175,7 @@ class Lock(Handle):
         return None
 
     def _take(self, server: LockServer, timeout: float | None, poll: float, token: Token | None) -> Entry | Conflict:
-        hold = Hold(self.demand, tokens.mint(tokens.mint_nonce(), None, _origin()))
-        held = HeldLock(server.store, hold, self.timeout or math.inf)
+        held = HeldLock(server.store, self._hold(), self.timeout or math.inf)
         try:
             conflict = server.take(held, timeout, poll=poll, fence=self._fence)
             while conflict is None and token is not None and not _choose_token(server.store, held, token):
@@ -240,14 +189,6 @@ class Lock(Handle):
                 server.store.undo(held.hold.undo())
             raise
 
-    def _keep(self, server: LockServer, held: HeldLock) -> Entry:
-        entry = Entry(held, server.keeper if self.renew else None)
-        if self.renew:
-            server.keeper.add(held)
-        if self.reentrant:
-            entry.own_by_context()
-        return entry
-
     def _extend(self, held: HeldLock, ttl: float | None) -> Literal[True]:
         try:
             held.extend(ttl)
@@ -255,14 +196,6 @@ class Lock(Handle):
             if self.renew:  # even if the answer was lost: the next renewal may be due earlier now
                 LockServer.behind(self.redis).keeper.look_at(held)
         return True
-
-    def _time_left(self, held: HeldLock) -> float:
-        """Seconds until the key expires, by the server's clock."""
-        found = LockServer.behind(self.redis).store.look(Demand(held.permit))
-        if found is None or found.ttl is None:
-            held.lose(KEY_GONE)
-            held.check()
-        return (found and found.ttl) or 0.0
 
     def _look(self) -> Conflict | None:
         return LockServer.behind(self.redis).store.look(self.demand)
@@ -306,8 +239,3 @@ def _has_stored(store: LockStore, held: HeldLock, token: Token) -> bool:
     if held.remaining <= 0:
         raise LockUnavailable(held.key, "Redis answered too late to tell whether the token is this lock's")
     return True
-
-
-@functools.cache
-def _origin() -> str:
-    return tokens.origin(socket.gethostname(), None)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import redis
+from redis.asyncio.cluster import RedisCluster as AsyncRedisCluster
 from redis.cluster import RedisCluster
 
 from celery_redislock.connection.clients import derive
@@ -46,6 +47,7 @@ class LockServer:
     Attributes:
         pid: The process that the server belongs to.
         keeper: Renews the locks that this process holds on the server.
+        in_loops: What `AsyncServer.here` has made for the event loops of this process.
         room: The room where this process's waiters wait for the server's keys.
     """
 
@@ -59,6 +61,7 @@ class LockServer:
         self.keeper = Keeper(self._store(), self.command_time, self.store)
         listens = client if isinstance(client, ClusterClient) else derive(client, 1)
         self.room = Room(self._store(), listens, keyprefix)
+        self.in_loops: dict[AbstractEventLoop, Any] = {}
         # Lets `behind` find this server for a `Lock` made with the same client.
         servers_of(getattr(client, "connection_pool", client)).setdefault(self.pid, self)
 
@@ -76,13 +79,17 @@ class LockServer:
 
     @classmethod
     def behind(cls, client: Any) -> LockServer:
-        """The lock server for a user's redis-py client. Its threads end when the client's pool is garbage-collected."""
+        """The lock server for a user's redis-py client, which may be asyncio's.
+
+        Its threads end when the client's pool is garbage-collected.
+        """
         pool = getattr(client, "connection_pool", client)  # a Cluster's client has many pools: use the client itself
         servers = servers_of(pool)
         server = servers.get(os.getpid())
         if server is None:
             keyprefix = next((one.keyprefix for one in servers.values()), "")  # after a fork, the parent's
-            ours = of_cluster(client) if isinstance(client, RedisCluster | ClusterClient) else derive(client)
+            is_cluster = isinstance(client, RedisCluster | AsyncRedisCluster | ClusterClient)
+            ours = of_cluster(client) if is_cluster else derive(client)
             server = servers.setdefault(os.getpid(), cls(ours, keyprefix))
             weakref.finalize(pool, server.stop).atexit = False
         return server
@@ -210,8 +217,8 @@ class BlockedCaller(Waiter):
 def _would_stop_the_loop(holder: LockInfo) -> LockConfigError:
     return LockConfigError(
         f"the lock {holder.key} is held by {holder.who}, and waiting for it here would block the asyncio event loop: "
-        "acquire and release it in a thread, as with asyncio.to_thread(), or do not wait, with block_for=0 or "
-        "blocking=False"
+        "use celery_redislock.asyncio, or acquire and release it in a thread, as with asyncio.to_thread(), or do not "
+        "wait, with block_for=0 or blocking=False"
     )
 
 

@@ -1,4 +1,4 @@
-"""NoLock: the stand-in for a lock in code that runs without one."""
+"""NoLock: the stand-in for a lock in code that runs without one. AsyncNoLock: the same for coroutines."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Literal, Self
 
 
-class NoLock:
-    """Stands in for a lock in a direct call, in a run without a lock, and when `redislock_enabled` is False.
-
-    Its methods succeed without asking Redis, and its `state` is ``"none"``.
-    """
+class NoHandle:
+    """The part of `NoLock` that coroutines use too."""
 
     token: None = None
     fence: None = None
@@ -25,14 +22,21 @@ class NoLock:
     def __repr__(self) -> str:
         return f"<NoLock {self.key}>" if self.key else "<NoLock>"
 
+    def check(self) -> None:
+        """Do nothing."""
+
+
+class NoLock(NoHandle):
+    """Stands in for a lock in a direct call, in a run without a lock, and when `redislock_enabled` is False.
+
+    Its methods succeed without asking Redis, and its `state` is ``"none"``.
+    """
+
     def acquire(self, *args: Any, **kwargs: Any) -> Literal[True]:
         """Do nothing; return True."""
         return True
 
     def release(self) -> None:
-        """Do nothing."""
-
-    def check(self) -> None:
         """Do nothing."""
 
     extend = reacquire = acquire
@@ -49,4 +53,31 @@ class NoLock:
         return self
 
     def __exit__(self, *error: object) -> None:
+        """Do nothing."""
+
+
+class AsyncNoLock(NoHandle):
+    """`NoLock` for coroutines."""
+
+    async def acquire(self, *args: Any, **kwargs: Any) -> Literal[True]:
+        """Do nothing; return True."""
+        return True
+
+    async def release(self) -> None:
+        """Do nothing."""
+
+    extend = reacquire = acquire
+
+    async def locked(self) -> bool:
+        """Return False: no key is held."""
+        return False
+
+    async def owned(self) -> bool:
+        """Return True, so that code which checks that it owns its lock carries on."""
+        return True
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
         """Do nothing."""

@@ -22,6 +22,8 @@ from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockConfigError, LockInfo, LockLost, LockReplaced, LockUnavailable, shown
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.hold.keeper import LastWord
+from celery_redislock.lock.async_lock import Lock as AsyncLock
+from celery_redislock.lock.handle import Handle
 from celery_redislock.lock.lock import Lock
 from celery_redislock.message.calls import Arguments, read_call, write_call
 from celery_redislock.message.delivery import ASKED_KEYS
@@ -372,7 +374,7 @@ def held_by_request(store: LockStore, key: str) -> HeldLock | None:
     return None
 
 
-class LockInRequests(Lock):
+class InRequests(Handle):
     """The lock of `lock_for` and of `locked`. Code inside a run or block that holds the key shares that lock."""
 
     def __init__(self, client: Any, demand: Demand, options: LockOptions, *, thread_local: bool) -> None:
@@ -388,3 +390,11 @@ class LockInRequests(Lock):
 
     def _held_around(self, store: LockStore) -> HeldLock | None:
         return held_by_request(store, self.key)
+
+
+class LockInRequests(InRequests, Lock):
+    """`InRequests` for threads."""
+
+
+class AsyncLockInRequests(InRequests, AsyncLock):
+    """`InRequests` for coroutines."""

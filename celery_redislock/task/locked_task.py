@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, cast
 
 from celery import Celery, Signature, Task, states
@@ -24,6 +25,7 @@ from celery_redislock.message.republish import ignores_result
 from celery_redislock.options import ATTRIBUTES
 from celery_redislock.protocol.names import Demand
 
+from .async_publish import in_thread
 from .binding import REFUSED, checked_plan, guard_body, is_given, refused_in
 from .execution import LockInRequests, execution_of
 from .lost import is_in_hook
@@ -207,6 +209,18 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
                 return publication.send()
             raise
         return publication.publish(key, execution_of(self.request_stack.top), *sent)
+
+    async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> LockedResult[R_co]:
+        """Do what `delay` does, in a thread, for coroutines: see `aapply_async`."""
+        return await self.aapply_async(args, kwargs)
+
+    async def aapply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> LockedResult[R_co]:
+        """Do what `apply_async` does, in a thread, so that the event loop goes on.
+
+        The message has the same parent and root as if this thread had sent it. If the call is cancelled after the
+        thread has begun, the message is sent all the same.
+        """
+        return await in_thread(bind(self), partial(self.apply_async, args, kwargs, **options))
 
     def apply(self, *args: Any, **options: Any) -> EagerResult[R_co]:
         """Run the task in this process, as Celery does. Lock options of the call are as in `apply_async`.

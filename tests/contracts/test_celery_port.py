@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from celery import Celery
@@ -133,3 +134,29 @@ def test_system_checks_that_celery_runs_are_told_from_others(app, monkeypatch):
     fixups.DjangoWorkerFixup(app).validate_models()
     checks.run_checks()
     assert found == [True, False]
+
+
+def test_another_thread_finds_the_running_tasks_and_their_requests(app):
+    @app.task(name="contracts.inner", shared=False, bind=True)
+    def inner(self):
+        return in_a_thread(celery_port.as_in_this_thread(look))
+
+    @app.task(name="contracts.outer", shared=False, bind=True)
+    def outer(self):
+        return inner.apply(task_id="inner").get(disable_sync_subtasks=False)
+
+    def look():
+        task = app.current_worker_task
+        ids = [one.request_stack.top.id for one in celery_port.tasks_of_this_thread()]
+        return ids, task.request.id, task.request.parent_id
+
+    def in_a_thread(function):
+        with ThreadPoolExecutor(1) as threads:
+            found = threads.submit(function).result()
+            assert threads.submit(lambda: [*celery_port.tasks_of_this_thread()]).result() == []
+            assert threads.submit(lambda: inner.request_stack.top).result() is None
+        return found
+
+    ids, own, _ = outer.apply(task_id="outer").get(disable_sync_subtasks=False)
+    assert (ids, own) == (["outer", "inner"], "inner")
+    assert in_a_thread(celery_port.as_in_this_thread(lambda: [*celery_port.tasks_of_this_thread()])) == []

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 import redis
+import redis.asyncio
+import redis.asyncio.sentinel
 from redis.backoff import NoBackoff
 from redis.cluster import RedisCluster
 from redis.exceptions import ResponseError
 from redis.retry import Retry
-from redis.sentinel import Sentinel
+from redis.sentinel import Sentinel, SentinelManagedConnection, SentinelManagedSSLConnection
 
 from celery_redislock.connection import redis_port
 from tests.lab.servers import wait_until
@@ -98,3 +102,56 @@ def test_a_client_of_a_cluster_tells_of_its_nodes_and_of_what_its_user_has_set(t
         assert redis_port.remap_of(client) is remap
         assert redis_port.called_at_connect(client) is called
         client.close()
+
+
+KINDS = [
+    (redis.asyncio.Connection, redis.Connection),
+    (redis.asyncio.SSLConnection, redis.SSLConnection),
+    (redis.asyncio.UnixDomainSocketConnection, redis.UnixDomainSocketConnection),
+    (redis.asyncio.sentinel.SentinelManagedConnection, SentinelManagedConnection),
+    (redis.asyncio.sentinel.SentinelManagedSSLConnection, SentinelManagedSSLConnection),
+]
+
+
+@pytest.mark.parametrize(("of_asyncio", "blocking"), KINDS, ids=lambda kind: kind.__name__)
+def test_each_kind_of_connection_has_one_that_blocks(of_asyncio, blocking):
+    assert redis_port.blocking_kind(of_asyncio) is blocking
+    assert redis_port.blocking_kind(blocking) is blocking
+    assert redis_port.blocking_kind(type("Users", (of_asyncio,), {})) is blocking
+
+
+def test_a_command_is_sent_in_a_loop_and_its_answer_read(locks):
+    async def main():
+        client = redis.Redis(unix_socket_path=str(locks.socket), protocol=2)
+        pool = redis_port.pool_for_asyncio(client)
+        connection = pool.make_connection()
+        assert await redis_port.answer_in_loop(connection, ("ECHO", "word")) == b"word"
+        with pytest.raises(ResponseError):
+            await redis_port.answer_in_loop(connection, ("NONSENSE",))
+        assert await redis_port.answer_in_loop(connection, ("ECHO", b"\xff")) == b"\xff"
+        await connection.disconnect(nowait=True)
+
+    asyncio.run(main())
+
+
+def test_an_option_that_connections_of_asyncio_do_not_have_is_refused_if_it_is_set(tmp_path):
+    client = redis.Redis(ssl=True, ssl_ca_certs=str(tmp_path))
+    redis_port.pool_for_asyncio(client).make_connection()
+    client.connection_pool.connection_kwargs["ssl_validate_ocsp"] = True
+    with pytest.raises(TypeError):
+        redis_port.pool_for_asyncio(client).make_connection()
+
+
+def test_a_client_of_asyncio_behind_sentinels_is_known(locks):
+    sentinels = redis.asyncio.sentinel.Sentinel([("one.invalid", 1)])
+    client = sentinels.master_for("shop")
+    assert redis_port.is_behind_sentinels(client)
+    assert redis_port.sentinel_options_of(client.connection_pool)["service_name"] == "shop"
+
+
+def test_the_nodes_that_a_cluster_client_of_asyncio_was_given_are_known_and_their_options():
+    client = redis.asyncio.RedisCluster(host="one.invalid", port=7, client_name="shop")
+    addresses, of_node = redis_port.known_nodes_of(client)
+    assert addresses == [("one.invalid", 7)]
+    assert redis_port.options_of(of_node.connection_pool)["client_name"] == "shop"
+    of_node.connection_pool.make_connection()

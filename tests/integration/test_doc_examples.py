@@ -28,7 +28,7 @@ PROGRAMS = [page for page in PAGES if python_of(page).strip() and not files_of(p
 
 @pytest.mark.parametrize("page", PROGRAMS, ids=lambda page: page.name)
 def test_the_examples_of_a_page_run_as_they_are(page, redis_url, tmp_path):
-    program = tmp_path / f"{page.stem}.py"  # its line numbers are those of the page
+    program = tmp_path / f"page_{page.stem}.py"  # its line numbers are those of the page
     program.write_text(python_of(page))
     done = subprocess.run(
         [sys.executable, str(program)],

@@ -273,8 +273,6 @@ class TestDecorator:
 
     @pytest.mark.parametrize("how", [locked, locked(), locked("x")], ids=["bare", "empty", "template"])
     def test_what_runs_after_its_call_has_returned_is_refused(self, how):
-        async def coroutine(): ...
-
         async def async_generator():
             yield
 
@@ -284,7 +282,7 @@ class TestDecorator:
         class Callable:
             async def __call__(self): ...
 
-        for function in (coroutine, async_generator, generator, functools.partial(generator), Callable()):
+        for function in (async_generator, generator, functools.partial(generator), Callable()):
             with pytest.raises(LockConfigError, match="async or a generator"):
                 how(function)
 

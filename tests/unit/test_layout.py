@@ -35,6 +35,7 @@ ROOMS = [
     ("policy",),
     ("task",),
     ("locked", "testing", "fixtures", "django", "metrics", "tracing"),
+    ("asyncio",),
     ("worker",),
     ("__init__",),
     ("cli",),

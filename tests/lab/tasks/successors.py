@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,27 @@ def define(app: Celery, ledger: Ledger) -> None:
             if number < last:
                 self.delay(key, number + 1, last)
                 ledger.wait_for_conflict(self.request.id)
+
+    async def send(task: Any, *args: Any) -> None:
+        """Sends one message of a task, in the middle of other coroutines."""
+        await asyncio.gather(asyncio.sleep(0), task.adelay(*args))
+
+    @locked("async_page", bind=True, lock_args=["key"], lock_on_conflict="skip")
+    def async_page(self: Any, key: Any, number: int, last: int) -> Any:
+        """Sends its own next page from an event loop."""
+        with ledger.run(key, number):
+            if number < last:
+                asyncio.run(send(self, key, number + 1, last))
+                ledger.wait_for_conflict(self.request.id)
+        return self.request.parent_id, self.request.root_id, [child.id for child in self.request.children]
+
+    @locked("async_job", bind=True, lock_scope="job", lock_args=["key"])
+    def async_job(self: Any, key: Any, number: int, last: int) -> Any:
+        """The same, in scope job."""
+        with ledger.run(key, number):
+            if number < last:
+                asyncio.run(send(self, key, number + 1, last))
+        return self.request.parent_id, self.request.root_id, [child.id for child in self.request.children]
 
 
 class _Linked(LockedTask):

@@ -1,0 +1,209 @@
+"""Lock: the lock of `celery_redislock.asyncio`, over any redis-py client."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any, ClassVar, Literal, Self
+
+from redis.exceptions import LockError
+
+from celery_redislock.errors import LockConflict
+from celery_redislock.hold.held_lock import KEY_GONE, HeldLock
+from celery_redislock.protocol import commands
+from celery_redislock.protocol.names import Demand
+from celery_redislock.protocol.replies import Conflict
+from celery_redislock.protocol.scripts import Tag
+
+from .async_server import AsyncServer
+from .handle import Entry, Handle, Local, time_left
+from .lock_server import LockServer, running_task
+
+logger = logging.getLogger(__name__)
+
+
+class Lock(Handle):
+    """A lock on one key, for coroutines.
+
+    Used as ``client.lock(name, lock_class=Lock)``, it does what the lock of `redis.asyncio` does, and more. It is the
+    same lock as `celery_redislock.Lock`, with the same line, and takes the same arguments.
+
+    Args:
+        client: A client of `redis.asyncio`. The lock uses the client's server and credentials, but opens its own
+            connections, so the client's retries, encoding and protocol do not matter.
+        name: The key in Redis.
+        timeout: Seconds until the key expires after its holder dies or, without `renew`, after the acquire; None for
+            no expiry.
+        sleep: Seconds between two checks of the key while another library's lock holds the key.
+        blocking: Whether `acquire` waits while another holder has the key.
+        blocking_timeout: How long `acquire` waits, in seconds; None for no limit.
+        thread_local: Whether this object holds the lock only in the asyncio task that acquired it.
+        raise_on_release_error: Whether the end of an ``async with`` block raises if the lock was lost. If False, the
+            loss is only logged.
+        renew: Renew the key while it is held, this process lives and the event loop is open. Needs a `timeout`.
+        reentrant: Code that acquires a key held by its own asyncio task enters the lock again, without asking Redis.
+            The last release in that task releases the key.
+        fence: Ask for a fencing number.
+        limit: How many holders the lock may have at once, 1 to 50. Use the same limit wherever you use the name.
+
+    Raises:
+        LockConfigError: `renew` without a `timeout`, an invalid `limit`, or a `limit` above 1 with a `fence`.
+    """
+
+    _is_for_asyncio: ClassVar[bool] = True
+
+    @property
+    def local(self) -> Local:
+        """The state of this object: with `thread_local`, the running asyncio task's.
+
+        A task inherits the state of one that has ended: `asyncio.wait_for` may acquire the lock in a task of its own.
+        """
+        if not self.thread_local:
+            return super().local
+        task, states = running_task(), self._local
+        ended = next((one for one in states if one.done()), None) if task not in states else None
+        if task is not None and ended is not None:
+            states[task] = state = states.pop(ended)
+            if self.reentrant and state.entry is not None:
+                state.entry.own_by_context()
+        return states.get(task) or Local()
+
+    def _new_local(self) -> Any:
+        return {} if self.thread_local else Local()
+
+    def _set(self, entry: Entry) -> None:
+        if self.thread_local:
+            self._local.setdefault(running_task(), Local())
+        super()._set(entry)
+
+    def _unset(self) -> Entry:
+        entry = super()._unset()
+        if self.thread_local and self.local.token is None:
+            self._local.pop(running_task(), None)
+        return entry
+
+    async def acquire(
+        self, sleep: float | None = None, blocking: bool | None = None, blocking_timeout: float | None = None
+    ) -> bool:
+        """Acquire the key.
+
+        If the call is cancelled, the key is given back.
+
+        Args:
+            sleep, blocking, blocking_timeout: Override the lock's own for this call.
+
+        Returns:
+            Whether the lock is held now.
+
+        Raises:
+            LockUnavailable: Redis did not answer, or refused the command.
+        """
+        return await self._acquire(sleep, self._timeout(blocking, blocking_timeout)) is None
+
+    async def release(self) -> None:
+        """Release the key. If a reentrant lock was entered several times, only the last call releases it.
+
+        If the call is cancelled, the key is released all the same.
+
+        Raises:
+            LockError: This object does not hold the lock.
+            LockLost: The lock is no longer held.
+            LockUnavailable: Redis did not answer, or refused the command; it is sent again until the key expires.
+        """
+        held = self._leave()
+        if held is not None:
+            self._released(held, was_held=await (await self._server()).release(held))
+
+    async def extend(self, additional_time: float | None = None, replace_ttl: bool = False) -> Literal[True]:
+        """Give the key more time.
+
+        Args:
+            additional_time: Seconds; None for the whole timeout from now.
+            replace_ttl: Count `additional_time` from now instead of adding it to the time that the key has left.
+
+        Returns:
+            True.
+
+        Raises:
+            LockError: This object does not hold the lock, or the lock has no timeout.
+            LockLost: The lock is no longer held.
+            LockUnavailable: Redis did not answer, or refused the command.
+        """
+        held = self._limited("extend")
+        if additional_time is not None and not replace_ttl:
+            additional_time += time_left(held, await (await self._server()).look(Demand(held.permit)))
+        return await self._extend(held, additional_time)
+
+    async def reacquire(self) -> Literal[True]:
+        """Renew the key for its whole timeout. It returns and raises the same as `extend`."""
+        return await self._extend(self._limited("reacquire"), None)
+
+    async def locked(self) -> bool:
+        """Whether the lock is held, by this object or another; with a limit, whether all its permits are held.
+
+        Raises:
+            LockUnavailable: Redis did not answer, or refused the command.
+        """
+        found = await (await self._server()).look(self.demand)
+        return found is not None and len(found.holders) >= self.demand.capacity
+
+    async def owned(self) -> bool:
+        """Whether this object holds the key, according to Redis.
+
+        Raises:
+            LockUnavailable: Redis did not answer, or refused the command.
+        """
+        return self._is_in(await (await self._server()).look(self.demand))
+
+    async def __aenter__(self) -> Self:
+        """Acquire the key.
+
+        Raises:
+            LockConflict: Another holder still had the key when `blocking_timeout` ended.
+            LockUnavailable: See `acquire`.
+        """
+        conflict = await self._acquire(None, self._timeout(None, None))
+        if conflict is not None:
+            raise LockConflict(self.key, conflict.info(self.key))
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        try:
+            await self.release()
+        except LockError as lost:
+            if self.raise_on_release_error:
+                raise
+            logger.warning("at the end of a block: %s", lost)
+
+    async def _server(self) -> AsyncServer:
+        return await AsyncServer.here(LockServer.behind(self.redis))
+
+    async def _acquire(self, sleep: float | None, timeout: float | None) -> Conflict | None:
+        here = await self._server()
+        entry: Entry | None = self._enter_again(here.server.store) if self.reentrant else None
+        if entry is None:
+            held = here.lock(self._hold(), self.timeout or math.inf)
+            poll = self.sleep if sleep is None else sleep
+            conflict = await here.take(held, timeout, poll=poll, fence=self._fence)
+            if conflict is not None:
+                return conflict
+            entry = self._keep(here.server, held)
+        self._set(entry)
+        return None
+
+    async def _extend(self, held: HeldLock, ttl: float | None) -> Literal[True]:
+        held.check()
+        here, renewal = await self._server(), held.extending(ttl)
+        try:
+            reply, _, _ = await here.ask(commands.renew([(held.permit, held.token, renewal.ttl)]))
+        except BaseException:
+            held.unanswered(renewal)
+            raise
+        finally:
+            if self.renew:  # even if the answer was lost: the next renewal may be due earlier now
+                here.server.keeper.look_at(held)
+        if reply[0] != Tag.KEPT:
+            held.lose(KEY_GONE)
+        held.check()
+        held.answered(renewal)
+        return True

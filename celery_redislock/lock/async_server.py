@@ -1,0 +1,216 @@
+"""AsyncServer: a lock server as the coroutines of one event loop use it.
+
+Commands are sent over connections of the loop. The keeper of the process renews the locks, and coroutines wait in its
+room with the threads: so a busy loop loses no lock, and one connection listens for all that wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from asyncio import AbstractEventLoop
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import Self
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from celery_redislock.connection.async_connections import AsyncConnections, AsyncNodeConnections
+from celery_redislock.connection.cluster_client import ClusterClient
+from celery_redislock.connection.sender import MAX_PAUSE, Answer
+from celery_redislock.errors import LockConfigError, LockUnavailable, describe
+from celery_redislock.hold.held_lock import HeldLock
+from celery_redislock.protocol import commands
+from celery_redislock.protocol.hold import Hold
+from celery_redislock.protocol.names import Demand
+from celery_redislock.protocol.replies import Conflict, Granted
+from celery_redislock.protocol.scripts import NOTE_TTL, Command, Tag
+
+from .lock_server import BlockedCaller, LockServer
+
+_random = random.SystemRandom()
+
+
+class AsyncServer:
+    """The lock server in one event loop.
+
+    Attributes:
+        server: The process's lock server.
+    """
+
+    def __init__(self, server: LockServer, loop: AbstractEventLoop) -> None:
+        self.server = server
+        self._loop = loop
+        client = server.client
+        try:
+            self._transport = (
+                AsyncNodeConnections(client) if isinstance(client, ClusterClient) else AsyncConnections(client)
+            )
+        except TypeError as error:
+            raise LockConfigError(f"could not make an asyncio client for the lock server: {error}") from None
+        self._closes = _close_with_the_loop(self._transport)
+
+    @classmethod
+    async def here(cls, server: LockServer) -> Self:
+        """The lock server in the running event loop. Its connections are closed at the end of `asyncio.run`.
+
+        Raises:
+            LockConfigError: An option of the server's client does not work with asyncio.
+        """
+        loop = asyncio.get_running_loop()
+        here: Self | None = server.in_loops.get(loop)
+        if here is None:
+            for closed in [one for one in [*server.in_loops] if one.is_closed()]:
+                server.in_loops.pop(closed, None)
+            here = server.in_loops[loop] = cls(server, loop)
+            await anext(here._closes)
+        return here
+
+    def lock(self, hold: Hold, lease: float) -> HeldLock:
+        """A lock that is not held yet, for `take`."""
+        return _LockOfLoop(self.server, hold, lease, self._loop)
+
+    async def ask(self, command: Command, in_doubt: tuple[Command, float] | None = None) -> Answer:
+        """Like `Sender.ask`. If a command is cancelled or fails, the keeper sends `in_doubt`.
+
+        Args:
+            command: The command.
+            in_doubt: What is sent if `command` may have been carried out or not, and for how many seconds it is of use.
+
+        Raises:
+            LockUnavailable: The server did not answer, or refused the command.
+        """
+        key = command.keys[0]
+        sent_at, resent = time.monotonic(), False
+        try:
+            try:
+                reply = await self._transport.ask(command)
+            except (RedisConnectionError, RedisTimeoutError):
+                await asyncio.sleep(_random.uniform(0, MAX_PAUSE))
+                sent_at, resent = time.monotonic(), True
+                reply = await self._transport.ask(command)
+        except BaseException as error:
+            if in_doubt is not None:
+                undo, seconds = in_doubt
+                until = time.monotonic() + min(seconds, NOTE_TTL)
+                self.server.keeper.later(key, until, lambda store: store.send(undo))
+            if isinstance(error, RedisError):
+                self.server.store.outage_of(key).failed(command.script, error)
+                raise LockUnavailable(key, describe(error)) from error
+            raise
+        self.server.store.outage_of(key).answered(command.script)
+        return reply, sent_at, resent
+
+    async def take(self, held: HeldLock, timeout: float | None, *, poll: float, fence: bool) -> Conflict | None:
+        """Acquire `held`, waiting while others hold its key. See `LockServer.take`.
+
+        Raises:
+            LockUnavailable: Redis did not answer, or refused the command.
+        """
+        conflict = await self._acquire(held, fence)
+        if conflict is None or (timeout is not None and timeout <= 0):
+            return conflict
+        until, room = None if timeout is None else time.monotonic() + timeout, self.server.room
+        rank = conflict.rank or conflict.now or time.time_ns() // 1000
+        while conflict is not None:
+            waiter = _WaitingCoroutine(held.demand, rank, poll)
+            room.enter(waiter)
+            try:
+                left = None if until is None else max(0.0, until - time.monotonic())
+                if not await waiter.is_called_within(left):
+                    room.leave(waiter)
+                    return conflict
+                held.hold = held.hold.called(room.call_of(waiter))
+                conflict = await self._acquire(held, fence)
+            except BaseException:
+                room.leave(waiter)
+                raise
+        return None
+
+    async def release(self, held: HeldLock) -> bool:
+        """Send the release of `held`; return whether its owner still owned the key, as `Sender.is_done` does.
+
+        Raises:
+            LockUnavailable: Redis did not answer, or refused the command. The keeper sends it again.
+        """
+        release = held.hold.release()
+        reply, _, resent = await self.ask(release, (release, held.ends_at - time.monotonic()))
+        return resent or reply[0] != Tag.LOST
+
+    async def look(self, demand: Demand) -> Conflict | None:
+        """See `LockStore.look`."""
+        reply, _, _ = await self.ask(commands.inspect(demand))
+        return None if reply[0] == Tag.FREE else Conflict.of(reply)
+
+    async def _acquire(self, held: HeldLock, fence: bool) -> Conflict | None:
+        """Ask for the key of `held`; return the conflict, or None if the key was granted."""
+        self.server.store.outage_of(held.key).check(held.key)
+        held.hold = hold = held.hold.asked()
+        undo = hold.undo(), held.lease
+        try:
+            reply, sent_at, _ = await self.ask(hold.acquire(held.lease, fence=fence), undo)
+        except LockUnavailable:
+            held.hold = hold.doubted(hold.asks)
+            raise
+        held.hold = hold.answered(hold.asks, reply[0])
+        if reply[0] != Tag.GRANTED:
+            return Conflict.of(reply)
+        held.granted(Granted.of(reply, sent_at))
+        return None
+
+
+class _LockOfLoop(HeldLock):
+    """A lock that is held in an event loop. Once the loop is closed, the lock is no longer renewed."""
+
+    __slots__ = ("_loop", "_renew_at")
+
+    def __init__(self, server: LockServer, hold: Hold, lease: float, loop: AbstractEventLoop) -> None:
+        self._loop = loop
+        super().__init__(server.store, hold, lease)
+
+    @property
+    def renew_at(self) -> float:
+        """See `Term`."""
+        return math.inf if self._loop.is_closed() else self._renew_at
+
+    @renew_at.setter
+    def renew_at(self, at: float) -> None:
+        self._renew_at = at
+
+
+class _WaitingCoroutine(BlockedCaller):
+    """A caller of `AsyncServer.take`."""
+
+    def __init__(self, demand: Demand, rank: int, poll: float) -> None:
+        super().__init__(demand, rank, poll)
+        self._loop, self._woken = asyncio.get_running_loop(), asyncio.Event()
+
+    def take_turn(self, *, called: bool) -> None:
+        """See `Waiter.take_turn`."""
+        super().take_turn(called=called)
+        self._loop.call_soon_threadsafe(self._woken.set)
+
+    def unavailable(self, error: LockUnavailable) -> None:
+        """See `Waiter.unavailable`."""
+        super().unavailable(error)
+        with suppress(RuntimeError):  # the loop is closed, with this waiter in it
+            self._loop.call_soon_threadsafe(self._woken.set)
+
+    async def is_called_within(self, seconds: float | None) -> bool:
+        """Like `is_called_before`, without blocking the loop; None for no limit."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._woken.wait()
+        return self.is_called_before(-math.inf)
+
+
+async def _close_with_the_loop(transport: AsyncConnections | AsyncNodeConnections) -> AsyncGenerator[None, None]:
+    """Close the connections of `transport` when the loop shuts down its asynchronous generators."""
+    try:
+        yield
+    finally:
+        await transport.close()

@@ -1,0 +1,546 @@
+"""`celery_redislock.asyncio`: the same locks as everywhere, for coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import redis
+import redis.asyncio
+from celery.signals import before_task_publish
+from redis.exceptions import LockError
+
+import celery_redislock
+from celery_redislock import LockConfigError, LockConflict, LockedTask, LockKeyError, LockLost, LockUnavailable
+from celery_redislock.asyncio import Lock, locked
+from celery_redislock.lock.lock_server import LockServer
+from celery_redislock.protocol.names import channel_of, keys_of
+from celery_redislock.testing import busy
+from tests.lab.app import make_app
+from tests.lab.renewals import renew
+from tests.lab.servers import wait_until
+
+NAME = "stock"
+LINE = keys_of(NAME).line
+
+
+@pytest.fixture
+def client(locks):
+    return redis.asyncio.Redis(unix_socket_path=str(locks.socket))
+
+
+@pytest.fixture
+def make(client):
+    return lambda **options: Lock(client, NAME, **{"timeout": 30, "blocking_timeout": 20, **options})
+
+
+@pytest.fixture
+def blocking(locks):
+    """A lock for threads on the same key."""
+    return lambda **options: celery_redislock.Lock(locks.client, NAME, **{"timeout": 30, **options})
+
+
+async def until(condition, what):
+    """Wait in the event loop."""
+    await asyncio.to_thread(wait_until, condition, what)
+
+
+async def in_another_task(coroutine):
+    return await asyncio.create_task(coroutine)
+
+
+class TestALock:
+    def test_excludes_tasks_and_threads_and_redis_py_on_the_same_key(self, make, blocking, locks):
+        async def main():
+            async with make() as lock:
+                assert (lock.state, await lock.owned(), await lock.locked()) == ("held", True, True)
+                assert locks.client.get(NAME).decode() == lock.token
+                assert not await in_another_task(make().acquire(blocking=False))
+                assert not blocking().acquire(blocking=False)
+                assert not locks.client.lock(NAME, timeout=30).acquire(blocking=False)
+            assert not locks.client.exists(NAME)
+            with busy(blocking(thread_local=False)):
+                with pytest.raises(LockConflict) as conflict:
+                    async with make(blocking=False):
+                        pytest.fail("two hold the lock")
+                assert conflict.value.holder.task_id is None
+            assert lock.state is None
+
+        asyncio.run(main())
+
+    def test_is_one_for_redis_py_too(self, client, locks):
+        async def main():
+            lock = client.lock(NAME, timeout=30, blocking_timeout=1, lock_class=Lock)
+            assert await lock.acquire()
+            assert lock.local.token == locks.client.get(NAME)
+            with pytest.raises(LockConflict):
+                async with client.lock(NAME, timeout=30, blocking_timeout=0.1, lock_class=Lock):
+                    pytest.fail("two hold the lock")
+            await lock.release()
+            with pytest.raises(LockError):
+                await lock.release()
+
+        asyncio.run(main())
+
+    def test_is_extended_and_reacquired(self, make, locks):
+        async def main():
+            async with make() as lock:
+                assert await lock.extend(30)
+                assert 50_000 < locks.client.pttl(NAME) <= 60_000
+                assert await lock.extend(5, replace_ttl=True)
+                assert locks.client.pttl(NAME) <= 5000
+                assert lock.remaining <= 5
+                assert await lock.reacquire()
+                assert 20 < lock.remaining <= 30
+            for lock in (make(), make(timeout=None)):
+                with pytest.raises(LockError):
+                    await lock.extend(5)
+
+        asyncio.run(main())
+
+    def test_hands_out_fences_with_those_of_threads(self, make, blocking):
+        async def main():
+            async with make(fence=True) as lock:
+                first = lock.fence
+            with blocking(fence=True) as lock:
+                second = lock.fence
+            async with make(fence=True) as lock:
+                assert first < second < lock.fence
+
+        asyncio.run(main())
+
+    def test_with_a_limit_has_several_holders_also_by_one_object(self, make):
+        most, inside = [0], [0]
+
+        async def main():
+            lock = make(limit=3)
+
+            async def hold():
+                async with lock:
+                    inside[0] += 1
+                    most[0] = max(most[0], inside[0])
+                    await asyncio.sleep(0.01)
+                    inside[0] -= 1
+
+            await asyncio.gather(*[hold() for _ in range(12)])
+
+        asyncio.run(main())
+        assert most == [3]
+
+    def test_that_is_lost_says_so(self, make, locks):
+        async def main():
+            async def lose():
+                async with make() as lock:
+                    locks.client.delete(NAME)
+                    with pytest.raises(LockLost):
+                        await lock.extend()
+                    lock.check()
+
+            with pytest.raises(LockLost):
+                await lose()
+            async with make(raise_on_release_error=False):
+                locks.client.delete(NAME)
+            lock = make()
+            assert await lock.acquire()
+            locks.client.delete(NAME)
+            with pytest.raises(LockLost):
+                await lock.release()
+
+        asyncio.run(main())
+
+    def test_is_renewed_while_the_loop_is_busy(self, make, locks):
+        async def main():
+            async with make(renew=True, timeout=30) as lock:
+                locks.client.pexpire(NAME, 15_000)
+                renew(lock)  # waits without the loop
+                assert locks.client.pttl(NAME) > 15_000
+
+        asyncio.run(main())
+
+    def test_needs_a_timeout_to_be_renewed(self, client):
+        with pytest.raises(LockConfigError, match="needs a timeout"):
+            Lock(client, NAME, renew=True)
+
+    def test_tells_an_outage(self, locks):
+        nobody = redis.asyncio.Redis(port=1)
+        lock = Lock(nobody, NAME, timeout=30)
+
+        async def main():
+            for _ in range(2):
+                with pytest.raises(LockUnavailable):
+                    await lock.acquire()
+            began = time.monotonic()
+            with pytest.raises(LockUnavailable):  # it is known by now
+                await lock.acquire()
+            return time.monotonic() - began
+
+        assert asyncio.run(main()) < 0.5
+
+    def test_works_in_one_loop_after_the_other(self, make):
+        async def take():
+            async with make() as lock:
+                return lock.state
+
+        assert [asyncio.run(take()) for _ in range(3)] == 3 * ["held"]
+
+    def test_works_in_the_loops_of_several_threads(self, make):
+        inside = []
+
+        async def take(number):
+            async with make():
+                inside.append(number)
+                assert inside == [number]
+                await asyncio.sleep(0.005)
+                inside.remove(number)
+            return number
+
+        async def all_of(numbers):
+            return await asyncio.gather(*map(take, numbers))
+
+        with ThreadPoolExecutor(3) as threads:
+            taken = [threads.submit(asyncio.run, all_of(range(10 * one, 10 * one + 5))) for one in range(3)]
+            assert [len(one.result(30)) for one in taken] == [5, 5, 5]
+
+    def test_belongs_to_its_task_and_after_that_to_the_next_one(self, make, locks):
+        """`asyncio.wait_for` acquires in a task of its own, and so does pytest for a fixture."""
+
+        async def main():
+            for options in ({}, {"reentrant": True}, {"thread_local": False}):
+                lock = make(**options)
+                assert await in_another_task(lock.acquire())
+                assert lock.state == "held"
+                await lock.release()
+                assert not locks.client.exists(NAME)
+                async with lock:
+                    if lock.thread_local:
+                        with pytest.raises(LockError):
+                            await in_another_task(lock.release())
+                    lock.check()
+
+        asyncio.run(main())
+
+    def test_whose_options_only_threads_know_is_refused(self, locks):
+        blocking = redis.Redis(unix_socket_path=str(locks.socket))
+        blocking.connection_pool.connection_kwargs["redis_connect_func"] = lambda connection: connection.on_connect()
+        with pytest.raises(LockConfigError, match="redis_connect_func"):
+            asyncio.run(Lock(blocking, NAME).acquire())
+
+
+class TestReEntry:
+    def test_is_by_task(self, make, locks):
+        async def main():
+            async with make(reentrant=True) as outer:
+                async with make(reentrant=True) as inner:
+                    assert inner.token == outer.token
+                assert locks.client.exists(NAME)
+                assert not await in_another_task(make(reentrant=True).acquire(blocking=False))
+            assert not locks.client.exists(NAME)
+
+        asyncio.run(main())
+
+    def test_includes_blocks_for_threads(self, config, locks):
+        app = make_app(config)
+
+        async def main():
+            async with locked(NAME, app=app) as outer:
+                with celery_redislock.locked(NAME, app=app) as inner:
+                    assert inner.token == outer.token
+                outer.check()
+            assert locks.held() == []
+
+        asyncio.run(main())
+
+    def test_includes_the_run_of_a_task(self, config):
+        app = make_app(config)
+        app.conf.task_always_eager = True
+
+        @app.task(base=LockedTask, shared=False, lock_key="stock", bind=True)
+        def task(self):
+            async def main():
+                async with locked(NAME, app=app, block_for=0) as lock:
+                    return lock.token == self.lock.token
+
+            return asyncio.run(main())
+
+        assert task.delay().get()
+
+
+class TestWaiting:
+    def test_coroutines_and_threads_stand_in_one_line(self, make, blocking, locks):
+        turns = []
+
+        async def main():
+            async def wait(number):
+                async with make():
+                    turns.append(number)
+
+            def wait_in_a_thread(number):
+                with blocking(blocking_timeout=20):
+                    turns.append(number)
+
+            holder, waiting = blocking(), []
+            assert holder.acquire()
+            rooms = [LockServer.behind(one).room for one in (locks.client, make().redis)]
+            for number in range(8):
+                before = sum(map(len, rooms))
+                way = asyncio.to_thread(wait_in_a_thread, number) if number % 2 else wait(number)
+                waiting.append(asyncio.create_task(way))
+                await until(lambda before=before: sum(map(len, rooms)) > before, "it waits")
+            holder.release()
+            await asyncio.gather(*waiting)
+
+        asyncio.run(main())
+        assert turns == list(range(8))
+        assert locks.client.keys() == []
+
+    def test_ends_with_its_time(self, make, blocking, locks):
+        async def main():
+            began = time.monotonic()
+            assert not await make().acquire(blocking_timeout=0.2)
+            return time.monotonic() - began
+
+        with busy(blocking()):
+            assert 0.2 <= asyncio.run(main()) < 5
+            wait_until(lambda: not locks.client.exists(LINE), "the line is left")
+
+    def test_the_loop_goes_on_meanwhile(self, make):
+        async def main():
+            async with make():
+                waiting = asyncio.create_task(make().acquire())
+                for _ in range(10):
+                    await asyncio.sleep(0.001)
+                assert not waiting.done()
+            assert await waiting
+
+        asyncio.run(main())
+
+    def test_a_thousand_use_one_connection_for_their_wake_ups(self, private_locks, make, locks):
+        """And as many keys: one subscription, in one connection, and never more than fifty for commands."""
+        most = [0]
+
+        async def main():
+            client = make().redis
+
+            async def wait(number):
+                async with Lock(client, f"{NAME}:{number}", timeout=90, blocking_timeout=60):
+                    return number
+
+            holders = [Lock(client, f"{NAME}:{number}", timeout=90) for number in range(1000)]
+            assert all(await asyncio.gather(*[one.acquire() for one in holders]))
+            waiting = [asyncio.create_task(wait(number)) for number in range(1000)]
+            room = LockServer.behind(client).room
+            await until(lambda: len(room) == 1000, "they wait")
+            channel = channel_of(room.token.nonce)
+            await until(lambda: locks.client.pubsub_numsub(channel)[0][1] == 1, "their room hears")
+            clients = locks.client.client_list()
+            most[0] = len(clients)
+            assert sum(one["sub"] != "0" for one in clients) == 1
+            await asyncio.gather(*[one.release() for one in holders])
+            assert await asyncio.gather(*waiting) == list(range(1000))
+
+        asyncio.run(main())
+        assert most[0] <= 50 + 5
+
+    def test_an_outage_ends_it(self, make, blocking, locks, private_locks):
+        async def main():
+            waiting = asyncio.create_task(make().acquire())
+            await until(lambda: locks.client.exists(LINE), "it waits")
+            locks.kill()
+            with pytest.raises(LockUnavailable):
+                await waiting
+
+        assert blocking().acquire()
+        asyncio.run(main())
+
+
+class TestLocked:
+    @pytest.fixture
+    def app(self, config):
+        return make_app(config)
+
+    def test_a_block_has_the_key_of_tasks(self, app, locks):
+        async def main():
+            async with locked("stock:{sku}", values={"sku": 7}, app=app) as lock:
+                assert (lock.key, lock.state) == ("redislock:{stock:7}", "held")
+                assert locks.client.exists(lock.key)
+
+        asyncio.run(main())
+        assert locks.held() == []
+
+    def test_a_function_holds_it_until_its_coroutine_has_ended(self, app):
+        inside, most = [], []
+
+        @locked("stock:{sku}", app=app)
+        async def count(sku: int, item: str) -> str:
+            inside.append(item)
+            most.append(len(inside))
+            await asyncio.sleep(0.01)
+            inside.remove(item)
+            return item
+
+        async def main():
+            return await asyncio.gather(*[count(7, str(number)) for number in range(5)])
+
+        assert asyncio.run(main()) == list("01234")
+        assert most == 5 * [1]
+        assert count.__name__ == "count"
+
+    def test_one_object_serves_many_tasks_and_threads(self, app):
+        block, inside = locked(NAME, app=app), []
+
+        async def enter():
+            async with block:
+                inside.append(1)
+                assert inside == [1]
+                await asyncio.sleep(0.001)
+                inside.pop()
+
+        def enter_in_a_thread():
+            with block:
+                inside.append(1)
+                assert inside == [1]
+                time.sleep(0.001)
+                inside.pop()
+
+        async def main():
+            threads = [asyncio.to_thread(enter_in_a_thread) for _ in range(4)]
+            await asyncio.gather(*[enter() for _ in range(10)], *threads)
+
+        asyncio.run(main())
+
+    def test_its_errors_are_those_of_a_block_for_threads(self, app):
+        async def enter(*args, **options):
+            async with locked(*args, app=app, **options):
+                pytest.fail("entered")
+
+        async def main():
+            async with locked(NAME, app=app):
+                with pytest.raises(LockConflict):
+                    await in_another_task(enter(NAME, block_for=0))
+            with pytest.raises(LockKeyError):
+                await enter("stock:{sku}", values={"sku": object()})
+            with pytest.raises(LockConfigError, match="needs a template"):
+                await enter()
+
+        asyncio.run(main())
+
+    def test_switched_off_it_asks_nothing(self, app):
+        app.conf.redislock_enabled = False
+        app.conf.redislock_url = "redis://127.0.0.1:1"
+
+        @locked(app=app)
+        async def count(sku: int) -> int:
+            return sku
+
+        async def main():
+            async with locked(NAME, app=app) as lock:
+                assert lock.state == "none"
+                assert await lock.acquire()
+                assert await lock.extend(5)
+                assert (await lock.owned(), await lock.locked()) == (True, False)
+                await lock.release()
+            return await count(7)
+
+        assert asyncio.run(main()) == 7
+
+    def test_a_generator_is_refused(self, app):
+        async def pages():
+            yield 1
+
+        with pytest.raises(LockConfigError, match="generator"):
+            locked("stock", app=app)(pages)
+
+
+def test_a_lock_for_threads_names_this_module_where_it_would_stop_the_loop(config, locks, client):
+    app = make_app(config)
+
+    async def enter():
+        with celery_redislock.locked(NAME, app=app):
+            pytest.fail("entered")
+
+    key = celery_redislock.Lock(locks.client, "redislock:{stock}")
+    with busy(key), pytest.raises(LockConfigError, match=r"use celery_redislock\.asyncio"):
+        asyncio.run(enter())
+    with pytest.raises(LockConfigError, match=r"celery_redislock\.asyncio\.Lock"):
+        celery_redislock.Lock(client, NAME)
+
+
+def test_no_thread_is_left_for_a_coroutine_that_waits(make, blocking, locks):
+    """Beside the keeper's, the room's and its listener's."""
+
+    async def main():
+        waiting = [asyncio.create_task(make().acquire()) for _ in range(20)]
+        room = LockServer.behind(make().redis).room
+        while len(room) < 20:
+            await asyncio.sleep(0.01)
+        more = threading.active_count() - before
+        holder.release()
+        for one in waiting:
+            one.cancel()
+        return more
+
+    holder = blocking()
+    assert holder.acquire()
+    before = threading.active_count()
+    assert asyncio.run(main()) <= 3
+
+
+class TestPublishing:
+    @pytest.fixture
+    def publishing(self):
+        """Holds a publish back, its key reserved and its message unsent, until ``go_on`` is set."""
+        began, go_on = threading.Event(), threading.Event()
+
+        def hold_back(**_):
+            began.set()
+            assert go_on.wait(30)
+
+        before_task_publish.connect(hold_back)
+        yield began, go_on
+        before_task_publish.disconnect(hold_back)
+
+    def test_that_is_cancelled_when_its_message_may_be_out_leaves_its_reservation(
+        self, tasks, publishing, broker_server, config
+    ):
+        began, go_on = publishing
+
+        async def main():
+            sending = asyncio.create_task(tasks.job.adelay("k", "first"))
+            await until(began.is_set, "it publishes")
+            sending.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await sending
+            go_on.set()
+            await until(lambda: broker_server.client.llen(config.queue) == 1, "its message is sent")
+            return await tasks.job.adelay("k", "second")
+
+        second = asyncio.run(main())
+        assert second.duplicate
+        assert broker_server.client.llen(config.queue) == 1
+        assert tasks.job.lock_info("k").state == "queued"
+
+    def test_does_not_stop_the_loop_while_another_publisher_is_at_it(self, tasks, publishing):
+        """The second call waits for the first one's message for up to a second."""
+        began, go_on = publishing
+
+        async def main():
+            first = asyncio.create_task(tasks.job.adelay("k", "first"))
+            await until(began.is_set, "it publishes")
+            second = asyncio.create_task(tasks.job.adelay("k", "second"))
+            for _ in range(20):
+                await asyncio.sleep(0.005)
+            assert not second.done()
+            go_on.set()
+            return [await one for one in (first, second)]
+
+        first, second = asyncio.run(main())
+        assert (first.id, first.duplicate, second.duplicate) == (second.id, False, True)
+
+    def test_raises_what_a_call_without_a_loop_raises(self, tasks):
+        with pytest.raises(TypeError):
+            asyncio.run(tasks.job.adelay())
+        with pytest.raises(LockConfigError, match="lock_scop"):
+            asyncio.run(tasks.job.aapply_async(("k",), lock_scop="run"))
