@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 import redis.asyncio
@@ -175,7 +176,7 @@ class TestOverTls:
 
             asyncio.run(main())
 
-    # redis-py leaves a blocking socket whose handshake has failed, here the keeper's, to the garbage collector.
+    # A socket whose handshake has failed is left to the garbage collector, by redis-py as by asyncio.
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
     def test_a_wrong_certificate_is_refused(self, tmp_path):
         certificates = Certificates.for_server(tmp_path / "certificates", "other.example")
@@ -185,3 +186,4 @@ class TestOverTls:
             with pytest.raises(LockUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
                 asyncio.run(Lock(client, "stock", timeout=30).acquire())
             LockServer.behind(client).stop()
+        gc.collect()
