@@ -264,6 +264,8 @@ class Why:
             yield from map(self._row, rows)
         for row in mine:
             yield Said(Say.HOLDS(lock=row.part.key, since=moment(row.token.since, self._now)))
+            if row.token.asked_by:
+                yield Said(Say.STOPPING(newer=row.token.asked_by))
 
     def _calls(self, locks: Iterable[str]) -> Iterator[Said]:
         """Say how many calls the task's message stands for while it waits in the queue."""

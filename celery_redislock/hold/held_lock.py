@@ -70,20 +70,23 @@ class Term:
         lease (float): The `lease` argument.
         deadline (float): The holder may rely on the key until this time, by `time.monotonic()`. Whatever happens to
             the renewals sent so far, the key does not expire before then.
-        interval (float): The keeper renews the key at least this often, in seconds.
         renew_at (float): When the keeper should renew the key.
     """
 
-    __slots__ = ("_asked_until", "_guard", "_in_doubt", "_under_way", "deadline", "interval", "lease", "renew_at")
+    __slots__ = ("_asked_until", "_guard", "_in_doubt", "_longest", "_under_way", "deadline", "lease", "renew_at")
 
     def __init__(self, lease: float, interval: float = math.inf) -> None:
-        self.lease = lease
-        self.interval = min(interval, lease * INTERVAL)
+        self.lease, self._longest = lease, interval
         self.deadline = self.renew_at = -math.inf  # until the key is granted
         self._asked_until = -math.inf
         self._under_way: list[Renewal] = []
         self._in_doubt = math.inf  # the shortest `ttl` of the unanswered renewals, which may still arrive
         self._guard = threading.Lock()  # one per lock: a fork could leave a shared one locked for good in the child
+
+    @property
+    def interval(self) -> float:
+        """The keeper renews the key about this often, in seconds."""
+        return min(self._longest, self.lease * INTERVAL)
 
     @property
     def was_granted(self) -> bool:
@@ -143,10 +146,9 @@ class Term:
 
     def _count(self, sent_at: float, ttl: float, at_least: float = -math.inf) -> None:
         self.deadline = max(sent_at + ttl * TRUSTED, at_least)
-        if ttl > self.lease and self.interval == self.lease * INTERVAL:
-            self.renew_at = sent_at + ttl - self.lease * (1 - INTERVAL)  # when one lease and another third are over
-        else:
-            self.renew_at = sent_at + min(ttl * INTERVAL, self.interval)
+        # After a longer extension, wait until one lease is left, then another third of a lease.
+        pause = ttl - self.lease * (1 - INTERVAL) if ttl > self.lease else ttl * INTERVAL
+        self.renew_at = sent_at + min(pause, self._longest)
 
 
 class Renews(Protocol):
@@ -302,10 +304,11 @@ class HeldLock(Term):
     def ask_to_stop(self, task_id: str) -> None:
         """Record that the task `task_id` asks the run to stop. The first call calls `on_asked`."""
         with self._guard:
-            if self.replaced is not None or self.on_asked is None:
-                return
-            self.replaced = task_id
-        self.on_asked(self)
+            on_asked = self.on_asked if self.replaced is None else None
+            if on_asked is not None:
+                self.replaced = task_id
+        if on_asked is not None:
+            on_asked(self)
 
     @property
     def was_lost(self) -> bool:

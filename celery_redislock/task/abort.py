@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
+import time
+from types import FrameType
 from typing import Any, Self
 
 from celery_redislock.errors import LockLost, LockReplaced
@@ -11,6 +14,10 @@ from celery_redislock.errors import LockLost, LockReplaced
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _raise_in.argtypes = (ctypes.c_ulong, ctypes.py_object)
 _NOTHING = ctypes.py_object()
+#: Packages that would swallow the error: a log handler prints what it fails with, and a publish goes on. While the body
+#: is in one of them, `strike` waits, for so many pauses of so many seconds at most.
+_CAREFUL, _PAUSES, _PAUSE = frozenset({"logging", "celery_redislock"}), 200, 0.001
+_slicing = threading.Lock()
 
 
 class Abort:
@@ -26,6 +33,7 @@ class Abort:
     def __init__(self) -> None:
         self._changing = threading.Lock()
         self._thread: int | None = None
+        self._caller: FrameType | None = None
         self._error: type[Exception] | None = None
 
     @property
@@ -36,28 +44,57 @@ class Abort:
     def strike(self, error: LockLost | LockReplaced) -> None:
         """Raise `error` in the body, or, if the body has not started, when it starts.
 
-        Only the first call has an effect.
+        Only the first call has an effect, except that a LockLost may follow a LockReplaced.
         """
         with self._changing:
-            if self._error is not None:
+            if self._is_struck_by(error, in_any_case=False):
                 return
+        # This thread gets the interpreter when the body does I/O, as in a log handler, or after the switch interval. For
+        # a moment that interval is short, so that the body is not always found in the handler.
+        with _slicing:
+            interval = sys.getswitchinterval()
+            sys.setswitchinterval(_PAUSE / 10)
+            try:
+                for pauses_left in reversed(range(_PAUSES)):
+                    time.sleep(_PAUSE)
+                    with self._changing:
+                        if self._is_struck_by(error, in_any_case=not pauses_left):
+                            return
+            finally:
+                sys.setswitchinterval(interval)
+
+    def _is_struck_by(self, error: LockLost | LockReplaced, *, in_any_case: bool) -> bool:
+        """Strike, unless the error would be swallowed; return whether nothing is left to do."""
+        may_follow = self._error is None or (issubclass(self._error, LockReplaced) and isinstance(error, LockLost))
+        if may_follow and self._thread is not None and not in_any_case and self._would_be_swallowed(self._thread):
+            return False
+        if may_follow:
             self._error = _without_arguments(error)
             if self._thread is not None:
                 _raise_in(self._thread, self._error)
+        return True
+
+    def _would_be_swallowed(self, thread: int) -> bool:
+        """Whether the body is at this moment in code that would swallow the error."""
+        frame = sys._current_frames().get(thread)
+        while frame is not None and frame is not self._caller:
+            if frame.f_globals.get("__name__", "").partition(".")[0] in _CAREFUL:
+                return True
+            frame = frame.f_back
+        return False
 
     def __enter__(self) -> Self:
         with self._changing:
             if self._error is not None:
                 raise self._error()
-            self._thread = threading.get_ident()
+            self._thread, self._caller = threading.get_ident(), sys._getframe(1)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # The error may be raised while this method runs. It then propagates and ends the body, like any other error. No
-        # second one can follow, because `strike` raises only one.
+        # The error may be raised while this method runs. It then propagates and ends the body, like any other error.
         with self._changing:
             thread = self._thread
-            self._thread = None
+            self._thread = self._caller = None
             if self._error is not None and thread is not None and kind is not self._error:
                 _take_back(thread)
 

@@ -226,6 +226,8 @@ def guard(
             with abort:
                 return body(*args, **kwargs)
         except LockReplaced as error:
+            if error.key != execution.key:  # that of a run around this one
+                raise
             end_replaced(execution.message, error.task_id, has_run=True)
 
     run.__redislock__ = body  # type: ignore[attr-defined]

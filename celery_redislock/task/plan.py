@@ -26,7 +26,7 @@ from celery_redislock.app import (
     server_of,
     settings_of,
 )
-from celery_redislock.errors import LockConfigError, LockKeyError
+from celery_redislock.errors import LockConfigError, LockKeyError, LockReplaced
 from celery_redislock.keys.arguments import digest
 from celery_redislock.keys.key_maker import DIGEST, KeyMaker, blame
 from celery_redislock.message.calls import check_serializer
@@ -218,6 +218,8 @@ class LockPlan:
             return value
         try:
             made = value(arguments)
+        except LockReplaced:  # raised in a body that publishes
+            raise
         except Exception as error:
             raise LockKeyError(f"{self.task}: lock_{option} raised {blame(error)}") from error
         if not accepts(rule, made):
@@ -266,7 +268,8 @@ class LockAttributes:
     ``"wait"`` otherwise, with a limit, and in scope ``"queue"``. See docs/conflicts.md."""
 
     lock_lease: float
-    """How long the lock outlives a dead holder. A live holder renews it every third of the lease. 30 by default."""
+    """How long the lock outlives a dead holder. A live holder renews it every third of the lease, and
+    with the policy ``"replace"`` each second. 30 by default."""
 
     lock_max_hold: float | None
     """Stop renewing the lock after this long, so that a hung task cannot hold its key forever. Its body goes on without

@@ -243,7 +243,7 @@ class Publication:
             lock.debounce_max,
             run.number if run else 0,
             run is not None,
-            self._causes if lock.on_conflict == "replace" and not run else None,
+            self._causes if lock.on_conflict == "replace" and not (run or due_in) else None,
         )
 
     def _is_next_attempt(self, execution: Execution) -> bool:

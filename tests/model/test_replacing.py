@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -64,6 +65,11 @@ def token(nonce, job, state=tokens.RUNS, host="w@host", task="shop.index", retri
     return tokens.mint(nonce.ljust(22, "-"), tokens.Attempt(job, retries, 0), tokens.origin(host, task), state)
 
 
+def in_seconds(seconds):
+    """A moment, as calls are numbered."""
+    return time.time_ns() // 1000 + seconds * 10**6
+
+
 TICKET = token("t", "newer", tokens.SENDING)
 HELD = token("h", "older")
 WHO_ASKS = {
@@ -79,7 +85,10 @@ WHO_ASKS = {
         )
     ),
     "the refused run": lambda: commands.acquire(
-        Demand(KEY), token("r", "newer"), 30.0, numbered=Numbered(7, stops_but=frozenset({"cause"}))
+        Demand(KEY),
+        token("r", "newer"),
+        30.0,
+        numbered=Numbered(time.time_ns() // 1000 + 10**6, stops_but=frozenset({"cause"})),
     ),
 }
 
@@ -195,3 +204,20 @@ class TestWhoIsAsked:
         number = int(locks.client.hget(NAMES.pending, "number"))
         retry = Owner(Demand(KEY), token("again", "older", retries=1))
         assert isinstance(store.acquire(retry, 30.0, numbered=REPLACEABLE._replace(number=number + 1)), Granted)
+
+    def test_begins_again_if_its_task_is_published_anew_under_the_same_id(self, asked, store, locks):
+        assert store.release(Demand(KEY), HELD)
+        attempt = tokens.Attempt("older", 0, 0, "abcdefgh")
+        anew = Owner(Demand(KEY), tokens.mint("anew".ljust(22, "-"), attempt, tokens.origin("w@host", "shop.index")))
+        assert isinstance(store.acquire(anew, 30.0, numbered=REPLACEABLE), Granted)
+        assert locks.client.keys("*:replaced:*") == []
+
+
+def test_a_run_that_is_refused_does_not_ask_who_has_begun_after_its_call(store, locks):
+    """An older call's retry or redelivery meets a newer run with arguments of its own."""
+    reserve(store, locks)
+    held = token("h", "older")
+    locks.client.set(KEY, held, px=30_000)
+    older = Numbered(in_seconds(-1), stops_but=frozenset({"cause"}))
+    store.ask(commands.acquire(Demand(KEY), token("r", "newer"), 30.0, numbered=older))
+    assert locks.client.get(KEY) == held.value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 import subprocess
 import sys
@@ -24,6 +25,14 @@ def body(seconds: float) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         pass
+
+
+def lines(logger: logging.Logger, seconds: float) -> None:
+    """A body that writes a line whenever it has worked for a millisecond."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        body(0.001)
+        logger.error("a line")
 
 
 def test_a_running_body_gets_lock_lost_with_key_and_reason():
@@ -52,6 +61,38 @@ def test_a_run_that_is_replaced_is_told_by_whom_and_so_is_whoever_unpickles_the_
         pytest.fail("the body ran")
     copy = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own
     assert (type(copy), copy.key, copy.task_id) == (LockReplaced, "redislock:{k}", "newer")
+
+
+def test_a_body_that_logs_is_struck_elsewhere_because_a_handler_would_swallow_the_error(tmp_path, capsys):
+    logger = logging.getLogger("tests.abort")
+    handler = logging.FileHandler(tmp_path / "log")
+    logger.addHandler(handler)
+    try:
+        for _ in range(20):
+            abort = Abort()
+            threading.Timer(0.02, strike, [abort]).start()
+            with pytest.raises(LockLost), abort:
+                lines(logger, 10)
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+    assert "Logging error" not in capsys.readouterr().err
+
+
+def test_a_replaced_run_that_goes_on_and_loses_its_lock_is_told_that_too():
+    abort, told = Abort(), []
+
+    def go_on() -> None:
+        for error in (LockReplaced("redislock:{k}", "newer"), LockLost("redislock:{k}", "its key was deleted")):
+            try:
+                abort.strike(error)
+                body(30)
+            except (LockReplaced, LockLost) as error:
+                told.append(type(error).__name__)
+
+    with abort:
+        go_on()
+    assert told == ["LockReplaced", "LockLost"]
 
 
 def test_a_body_whose_lock_is_lost_before_it_begins_does_not_begin():

@@ -129,11 +129,9 @@ end
 
 -- The reply if the run must not begin now, or never; nil if it may begin.
 local function refusal()
-  local newest, id = call_in(line, ':newest')
-  if given.Z and not copy then
-    local newer, by = call_in(line, ':replaced:' .. id_of(token))
-    if (tonumber(number) or 0) < newer then return {'stopped', by} end
-  end
+  local newest, id = newest_of(line)
+  local by = given.Z and not copy and replaced_by(line, token, number)
+  if by then return {'stopped', by} end
   if calls then
     local due, expires = unpack(redis.call('HMGET', calls, 'due', 'expires'))
     if (tonumber(expires) or math.huge) <= now() then return {'expired'} end
@@ -204,7 +202,10 @@ if not granted then
     redis.call('PEXPIRE', place, given.P)
   end
   if calls then outlast(calls, DAY_MS) end  -- the message may wait for days
-  if given.Z and given.Z ~= '' then ask_to_stop(lock, line, token, number, given.Z) end
+  local since = given.Z and given.Z ~= '' and string.match(values[1] or '', '^%S+ %S+ (%d+) ')
+  if since and since * 1000 <= (tonumber(number) or 0) then  -- the call is newer than the run that has the key
+    ask_to_stop(lock, line, token, number, given.Z)
+  end
   if books then return refused('ranked', rank_of_caller(), names, values, 1, capacity) end
   return refused('conflict', 0, names, values, 1, capacity)
 end
@@ -271,6 +272,9 @@ if calls then
     grant_calls(line, calls, job)  -- kept, because a copy of the message must be given the same
   end
   redis.call('HSET', own, 'due', '', 'expires', '')  -- that copy is always due, and does not expire
+end
+if given.Z and not mine then
+  redis.call('DEL', named(line, ':replaced:' .. id_of(token)))  -- of an earlier publish under the same task id
 end
 redis.call('DEL', before)  -- that attempt has ended: this one has been given all that it was given
 if number ~= '' then

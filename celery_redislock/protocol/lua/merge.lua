@@ -54,7 +54,7 @@ local number, asked, ticket = string.match(redis.call('GET', answer) or '', '^(%
 if number and asked == (given.M or '') then
   return {'merged', tonumber(number), ticket, redis.call('PTTL', place)}
 end
-local newest, newest_id = call_in(line, ':newest')
+local newest, newest_id = newest_of(line)
 -- If calls are collected, a newer one stands in for this one only if both were merged into the same job.
 local is_certain = not given.A or string.find(ended, ' ' .. (newest_id or '') .. ' ', 1, true)
 if given.M and not is_retry and newest >= tonumber(given.M) and is_certain then

@@ -269,11 +269,22 @@ local function number_in(text)
   return sound(text, now() + DAY_MS * 1000) or 0
 end
 
--- The number and the task id of the call in the key of that `kind`; 0 if there is none: in ":newest", the newest call with
--- which a run has begun; in ":replaced:<id>", the call for which the run of that job was asked to stop.
-local function call_in(line, kind)
-  local number, id = string.match(redis.call('GET', named(line, kind)) or '', '^(%d+) (.*)$')
+-- The number and the task id of the newest call with which a run has begun; 0 if it is not known.
+local function newest_of(line)
+  local number, id = string.match(redis.call('GET', named(line, ':newest')) or '', '^(%d+) (.*)$')
   return number_in(number), id
+end
+
+-- The id of the job for which a run of this job was asked to stop, if the caller with the token `token` is that run's
+-- message again, or its retry: an older call than the one that asked, `number`. nil if not. Another publish under the
+-- same task id is neither.
+local function replaced_by(line, token, number)
+  local value = redis.call('GET', named(line, ':replaced:' .. id_of(token)))
+  local newer, by, asked = string.match(value or '', '^(%d+) (%S+) (%S+)$')
+  if not asked or number_in(newer) <= (tonumber(number) or 0) then return nil end
+  local attempt = attempt_of(token)
+  local before, after = string.match(asked, '^[^/]+/(%d+/%d+)'), string.match(attempt, '^[^/]+/(%d+/%d+)')
+  return (attempt == asked or before ~= after and after ~= '0/0') and by or nil
 end
 
 -- Ask the run that has the key `lock` to stop, for a job whose message is sent: the one with the token `ticket`, whose last
@@ -286,7 +297,7 @@ local function ask_to_stop(lock, line, ticket, number, causes)
   local id, by = id_of(holder), id_of(ticket)
   if is_run and id ~= by and not is_among(causes, holder) then
     redis.call('SETRANGE', lock, #holder, ' <' .. by)
-    redis.call('SET', named(line, ':replaced:' .. id), number .. ' ' .. by, 'PX', DAY_MS)
+    redis.call('SET', named(line, ':replaced:' .. id), number .. ' ' .. by .. ' ' .. attempt_of(holder), 'PX', DAY_MS)
   end
 end
 
