@@ -49,8 +49,8 @@ class Abort:
         with self._changing:
             if self._is_struck_by(error, in_any_case=False):
                 return
-        # This thread gets the interpreter when the body does I/O, as in a log handler, or after the switch interval. For
-        # a moment that interval is short, so that the body is not always found in the handler.
+        # This thread gets the interpreter when the body does I/O, as in a log handler, or after the switch interval.
+        # That interval is short for a moment, so that the body is not always found in the handler.
         with _slicing:
             interval = sys.getswitchinterval()
             sys.setswitchinterval(_PAUSE / 10)

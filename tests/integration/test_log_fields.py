@@ -139,7 +139,7 @@ def calls_of_the_log():
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             match node:
-                case ast.Call(func=ast.Attribute(value=ast.Name(id="logger"), attr=level)) if level != "addFilter":
+                case ast.Call(func=ast.Attribute(value=ast.Name(id="logger"), attr=level)) if not level.endswith(("Filter", "Handler")):
                     text = next((one.value for one in ast.walk(node) if isinstance(one, ast.Constant)), "")
                     yield path.stem, level, text, any(keyword.arg == "extra" for keyword in node.keywords)
 
