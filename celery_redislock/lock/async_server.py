@@ -1,7 +1,7 @@
 """AsyncServer: a lock server as the coroutines of one event loop use it.
 
 Commands are sent over connections of the loop. The keeper of the process renews the locks, and coroutines wait in its
-room with the threads: so a busy loop loses no lock, and one connection listens for all that wait.
+room with the threads: so a busy loop loses no lock, and one connection listens for all waiters.
 """
 
 from __future__ import annotations

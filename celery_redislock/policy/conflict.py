@@ -79,7 +79,7 @@ def follows(causes: frozenset[str], holder: LockInfo) -> bool:
 POLICIES: dict[str, Policy] = {"join": join, "raise": refuse, "replace": replace, "skip": skip, "wait": wait}
 """The function for each value of `lock_on_conflict`."""
 WAITING = ("wait", "replace")
-"""The policies by which each message waits, whoever holds the key."""
+"""The policies by which each message waits, whichever task holds the key."""
 
 
 # Decisions for a run that cannot ask for its key.

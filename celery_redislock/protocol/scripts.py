@@ -131,7 +131,7 @@ class Numbered(NamedTuple):
     body: bytes | None = None
     """Its arguments, if it is the next attempt of a run and could not be merged."""
     stops_but: frozenset[str] | None = None
-    """As in `Call`; empty if the run asks nobody to stop, but may be replaced itself."""
+    """As in `Call`; empty if the run asks no other to stop, but may be replaced itself."""
 
 
 class Claim(NamedTuple):

@@ -76,7 +76,7 @@ def test_a_run_that_a_newer_call_has_overtaken_is_counted(app, tasks, deliver, c
 
 
 def test_a_run_that_a_newer_call_has_replaced_is_counted(app, tasks, deliver, locks, counted):
-    locks.client.set(f"{tasks.newest.lock_for('k').name}:replaced:stale", "2 newer")
+    locks.client.set(f"{tasks.newest.lock_for('k').name}:replaced:stale", "2 newer stale/0/0")
     deliver(app, "lab.newest", "k", id="stale", redislock={"number": 1})
     assert counted("replaced_total", task="lab.newest") == 1
     assert counted("acquired_total", task="lab.newest") == 0
