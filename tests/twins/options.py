@@ -25,7 +25,8 @@ _NOT_WITH_TWO = {"cooldown", "own"}
 
 
 def _sets() -> Iterator[tuple[str, dict[str, Any]]]:
-    for scope, policy, number in product(("run", "job", "queue"), CONFLICT_POLICIES, range(3)):
+    policies = [policy for policy in CONFLICT_POLICIES if policy != "replace"]  # a run that is stopped has no twin
+    for scope, policy, number in product(("run", "job", "queue"), policies, range(3)):
         for extras in combinations(EXTRAS, number):
             if "two" in extras and (scope != "run" or _NOT_WITH_TWO & set(extras)):
                 continue
