@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 import threading
@@ -28,6 +29,16 @@ def app(redislock_server, monkeypatch):  # noqa: F811
     monkeypatch.setattr(_state, "default_app", _state.default_app)  # a worker sets it
     redislock_server(app)
     return app
+
+
+@pytest.fixture(autouse=True)
+def _root_logger():
+    """Celery's own worker for tests sets its level to ERROR, for all tests that follow in this process."""
+    root = logging.getLogger()
+    level, handlers = root.level, [*root.handlers]
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
 
 
 @pytest.fixture
