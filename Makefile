@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 TEXTLINT := $(VENV)/node_modules/.package-lock.json
 
-.PHONY: demo test proof compat topologies coverage oldest versions matrix twins wheel check prose contracts house docs chaos mutants format bench bench-full clean
+.PHONY: demo test proof compat topologies coverage oldest versions matrix twins celery-suite wheel check prose contracts house docs chaos fuzz drills mutants format bench bench-full clean
 
 # These also run in every pool, so they are part of make compat.
 IN_POOLS := $(patsubst %,tests/acceptance/test_%.py,line_pools line_rate_limit line_quorum)
@@ -14,13 +14,17 @@ IN_POOLS := $(patsubst %,tests/acceptance/test_%.py,line_pools line_rate_limit l
 PRODUCTS := $(patsubst %,tests/acceptance/test_%.py,handover line_backlog one_job deaths jobs_that_never_start limits_ways_out \
 	worker_start complaints lost_locks migrating)
 
+# These need a processor all the time, so make test does not run them beside those that wait for servers and workers.
+COMPUTING := $(addprefix tests/,model unit properties packaging)
+WAITING := $(addprefix tests/,contracts integration acceptance web)
+
 # What make coverage runs. Not the model: it is not part of the package, and takes minutes under coverage.
 MEASURED := $(addprefix tests/,unit integration acceptance packaging compatibility frameworks topologies)
 
 # What make prose reads.
 PROSE := *.md docs/*.md 'celery_redislock/**/*.py' 'celery_redislock/**/*.lua'
 
-# How long make chaos and make twins take in all. SEED=7 repeats a run; BROKER is redis, rabbitmq or both, LOCKS one or cluster.
+# How long make chaos, make fuzz and make twins take in all. SEED=7 repeats a run; BROKER is redis, rabbitmq or both, LOCKS one, sentinel, cluster, acl or tls.
 # With CROWD=5000, that many messages wait for one key at the end of make chaos.
 SECONDS ?= 60
 BROKER ?= both
@@ -36,7 +40,8 @@ demo: $(STAMP)  ## Run the example app on its own server
 	@$(BIN)/python -m example_worker
 
 test: $(STAMP)  ## The tests on real servers and workers, except those of make compat, topologies and twins
-	@$(BIN)/python -m pytest -n 8 --dist loadfile $(IN_POOLS:%=--ignore=%)  # they mostly wait for servers and workers
+	@$(BIN)/python -m pytest -n 2 --dist loadfile $(COMPUTING)
+	@$(BIN)/python -m pytest -n 8 --dist loadfile $(WAITING) $(IN_POOLS:%=--ignore=%)
 
 proof: $(STAMP)  ## The property tests with ten times as many steps, new ones each time; SEED=7 repeats them
 	@PROPERTIES=proof SEED=$(or $(SEED),$(shell date +%s)) $(BIN)/python -m pytest -n 3 --dist worksteal tests/properties
@@ -59,13 +64,15 @@ oldest: $(STAMP)  ## make test without the slow tests, with the oldest supported
 versions: $(STAMP)  ## The same with each Python, and with the versions in between; it needs each of the Pythons
 	@$(BIN)/python -m nox
 
-matrix: $(STAMP)  ## Every pool on every broker; the acceptance tests without wake-ups and with each lock server: hours
+matrix: $(STAMP)  ## Every pool on every broker; the acceptance tests without wake-ups and with each lock server; the fuzz: hours
 	@LAB_EVERY_BROKER=1 $(BIN)/python -m pytest -n 3 tests/compatibility $(PRODUCTS)
 	@LAB_DROPS_PUBLISH=1 $(BIN)/python -m pytest -n 3 --dist loadfile tests/acceptance
 	@LAB_LOCKS=cluster $(BIN)/python -m pytest -n 3 --dist loadfile tests/acceptance
 	@LAB_LOCKS=sentinel $(BIN)/python -m pytest -n 3 --dist loadfile tests/acceptance
 	@LAB_LOCKS=acl $(BIN)/python -m pytest -n 3 --dist loadfile tests/acceptance
 	@LAB_LOCKS=tls $(BIN)/python -m pytest -n 3 --dist loadfile tests/acceptance
+	@$(BIN)/python -m fuzz --seconds 1200 --broker redis
+	@$(BIN)/python -m fuzz --seconds 1200 --broker rabbitmq
 
 twins: $(STAMP)  ## Twenty random workflows and their plain twins; with SECONDS=3600 others for that long, starting at SEED=7, also with BROKER=rabbitmq
 ifeq ($(origin SECONDS),command line)
@@ -73,6 +80,9 @@ ifeq ($(origin SECONDS),command line)
 else
 	@$(BIN)/python -m pytest tests/twins
 endif
+
+celery-suite: $(STAMP)  ## Celery's own integration suite, plain and with every task locked; CELERY=../celery is a checkout of Celery
+	@$(BIN)/python -m tests.celery_suite $(or $(CELERY),$(error CELERY=../celery must be a checkout of Celery))
 
 wheel: $(STAMP)  ## Install only the wheel, with the oldest and the newest versions, and try it
 	@$(BIN)/python -m pytest -n 2 -m network tests/packaging
@@ -110,6 +120,12 @@ docs: $(STAMP)  ## The site of docs/, in docs/_build; a warning or a dead link i
 
 chaos: $(STAMP)  ## Random faults under load, on both brokers, and the result
 	@$(BIN)/python -m chaos --seconds $(SECONDS) --broker $(BROKER) --locks $(LOCKS) $(if $(SEED),--seed $(SEED)) $(if $(CROWD),--crowd $(CROWD))
+
+fuzz: $(STAMP)  ## Lives of random apps: tasks, calls, deploys and faults, held against the docs; SEED=7 repeats them, BROKER=rabbitmq
+	@$(BIN)/python -m fuzz --seconds $(SECONDS) --broker $(BROKER:both=redis) $(if $(SEED),--seed $(SEED))
+
+drills: $(STAMP)  ## What `why`, `list` and the alerts say of nine faults, and how soon; DRILL=host_paused does one of them
+	@$(BIN)/python -m drills $(DRILL)
 
 mutants: $(STAMP)  ## Each mistake of mutants/, in a copy of the code: the test that is named for it must fail
 	@$(BIN)/python -m mutants --table

@@ -49,7 +49,9 @@ class Excuse(StrEnum):
     ACKED_EARLY = "the message was acked early, and its process died or could not return it to the broker"
     DIED_BEFORE_ACK = "the process died between its last command and its ack"
     ACK_TOO_LATE = "the visibility timeout passed between the release and the ack"
-    DISCONNECTED = "the connection to the broker was lost before the body began or after it ended, and with it the ack"
+    DISCONNECTED = (
+        "the run ended before its worker noticed that the connection to the broker, and with it the ack, was lost"
+    )
     RELEASE_IN_DOUBT = (
         "the connection to Redis was lost before the release was answered, and the process died, or its lease ended,"
         " before the release was sent again"

@@ -18,9 +18,11 @@ from . import (
     limits,
     memory,
     renewal,
+    several,
     startup,
     task,
     waiting,
+    web,
 )
 from .findings import Findings
 
@@ -37,12 +39,14 @@ BENCHMARKS = {
     "startup": startup.main,
     "limits": limits.main,
     "fair": fair.main,
+    "several": several.main,
     "capacity": capacity.main,
     "cluster": cluster.main,
     "cli": cli.main,
+    "web": web.main,
 }
 #: These have no bound, or take long: they are measured in a full run, and where they are named.
-ONLY_IN_FULL = {"limits", "fair", "capacity", "cluster", "cli"}
+ONLY_IN_FULL = {"limits", "fair", "several", "capacity", "cluster", "cli", "web"}
 
 
 def main() -> None:

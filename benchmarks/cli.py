@@ -55,7 +55,7 @@ def main(findings: Findings) -> None:
     for column in ("command", "s", "server's s", "MB", "GET, median µs", "GET, worst ms"):
         table.add_column(column, justify="left" if column == "command" else "right")
     with valkey() as url, redis.Redis.from_url(url, socket_timeout=None) as client:
-        _fill(client)
+        fill(client, LOCKS)
         with _another_client(url) as waits:
             time.sleep(2.0)
         table.add_row("(none)", "", "", "", f"{statistics.median(waits) * 1e6:.0f}", f"{max(waits) * 1e3:.1f}")
@@ -75,11 +75,11 @@ def main(findings: Findings) -> None:
     )
 
 
-def _fill(client: redis.Redis) -> None:
-    """Put in what runs of a task leave there, without running them."""
+def fill(client: redis.Redis, locks: int) -> None:
+    """Put in what so many runs of a task leave there, without running them."""
     client.flushall()
     origin = tokens.origin("celery@worker-01.example.com", "shop.tasks.export")
-    for start in range(0, LOCKS, BATCH):
+    for start in range(0, locks, BATCH):
         with client.pipeline(transaction=False) as pipe:
             for one in range(start, start + BATCH):
                 attempt = tokens.Attempt(str(UUID(int=one << 64 | one)), 0, 0, tokens.mint_publish())

@@ -22,9 +22,8 @@ from rich.table import Table
 
 from celery_redislock import Lock, LockedTask
 
-from .findings import PLOTS, Findings
+from .findings import Findings
 from .server import valkey
-from .strips import Strip, draw
 
 #: How many may run at once; workers, and children of each; how long a body takes, in seconds.
 LIMIT, WORKERS, CHILDREN, SECONDS = 2, 2, 3, 0.05
@@ -37,8 +36,6 @@ TENANTS, EACH = 20, 40
 #: Within how many grants of their publish the few must begin: with a large room, and with a small one. The least of
 #: Jain's index.
 WITHIN, WITHIN_SMALL, JAIN = 25, 30, 0.99
-#: The picture, and how many grants it shows.
-PICTURE, SHOWN = PLOTS.with_name("fair-turns.svg"), 60
 
 KEY = "redislock:{imports}"
 
@@ -71,18 +68,6 @@ def main(findings: Findings) -> None:
     met = findings.judge("fair turns: 1 - Jain's index", round(1 - index, 4), 1 - JAIN)
     table.add_row(f"{TENANTS} tenants, one sends a third", "Jain's index", f"{index:.4f}", f">= {JAIN}", met)
     findings.show(table)
-    if findings.full:
-        picture(by_time, by_turns)
-
-
-def picture(by_time: Sequence[str], by_turns: Sequence[str]) -> None:
-    """Draw the first grants after the publish of the few."""
-    strips = [
-        Strip(f"by time: the first of B is grant {places(by_time, 'B')[0]:,}", by_time[:SHOWN]),
-        Strip('lock_fair="customer"', by_turns[:SHOWN]),
-    ]
-    title = f"{FLOOD:,} messages of customer A wait, then B sends {FEW}: the next {SHOWN} grants"
-    draw(PICTURE, title, strips, {"A": "a message of A begins", "B": "a message of B begins"})
 
 
 def places(grants: Sequence[str], group: str) -> list[int]:
@@ -112,7 +97,7 @@ def flooded(task: str, room: int = 0, *, reads_all: bool = True) -> list[str]:
 
         def is_over() -> bool:
             grants = lab.grants()[before:]
-            return grants.count("B") == FEW and len(grants) >= SHOWN
+            return grants.count("B") == FEW
 
         _until(is_over, "the few have begun", 600)
         return lab.grants()[before:]

@@ -18,7 +18,7 @@ ONE_CPU = "client and server on one CPU"
 @contextmanager
 def valkey() -> Iterator[str]:
     """Start an empty server; yields its URL."""
-    with ValkeyServer(port=_free_port()) as server:
+    with ValkeyServer(port=free_port()) as server:
         yield f"redis://{server.host}:{server.port}/0"
 
 
@@ -50,7 +50,8 @@ def _pin(process_id: int, cpu: int) -> None:
         os.sched_setaffinity(int(thread.name), {cpu})
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A loopback port at which nothing listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

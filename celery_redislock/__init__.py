@@ -15,12 +15,14 @@ from .errors import (
 )
 from .lock.lock import Lock
 from .locked import Locked, locked
+from .options import Also
 from .task import run_hooks
 from .task.decorator import locked_task
 from .task.locked_task import LockedTask
 from .task.publish import LockedResult
 
 __all__ = [
+    "Also",
     "Lock",
     "LockConfigError",
     "LockConflict",

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from traceback import walk_stack
 from types import FrameType
 from typing import Any, Literal, TypeVar
 
@@ -100,10 +101,8 @@ def runs_system_checks() -> bool:
 
     It ignores what they report. Only the call stack tells it from ``manage.py check``.
     """
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_globals.get("__name__") != "celery.fixups.django":
-        frame = frame.f_back
-    return frame is not None
+    stack = walk_stack(sys._getframe())
+    return any(frame.f_globals.get("__name__") == "celery.fixups.django" for frame, _ in stack)
 
 
 def bind(task: Task[..., Any] | type[Task[..., Any]]) -> Celery:
@@ -124,16 +123,14 @@ def as_in_this_thread(function: Callable[[], R]) -> Callable[[], R]:
     Their requests tell Celery the parent and the root of what `function` publishes.
     """
     tasks = [*tasks_of_this_thread()]
-    requests = [(task, [*task.request_stack.stack]) for task in dict.fromkeys(tasks)]
+    of_tasks = [(task.request_stack, request) for task in dict.fromkeys(tasks) for request in task.request_stack.stack]
+    pushed = [*of_tasks, *((_state._task_stack, task) for task in tasks)]  # type: ignore[attr-defined]
 
     def run() -> R:
         with ExitStack() as ends:
-            for pushed_on, item in [
-                *((task.request_stack, request) for task, stack in requests for request in stack),
-                *((_state._task_stack, task) for task in tasks),  # type: ignore[attr-defined]
-            ]:
-                pushed_on.push(item)
-                ends.callback(pushed_on.pop)
+            for stack, item in pushed:
+                stack.push(item)
+                ends.callback(stack.pop)
             return function()
 
     return run

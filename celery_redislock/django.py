@@ -6,7 +6,7 @@ To have the checks in every command, put ``"celery_redislock.django"`` into ``IN
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, cast, overload
 
 from celery import Celery
 from celery.contrib.django.task import DjangoTask
@@ -22,15 +22,11 @@ from .task.locked_task import LockedTask
 __all__ = ["LockedDjangoTask", "locked_task"]
 
 if TYPE_CHECKING:
-    from typing import TypeVar, Unpack
+    from typing import Unpack
 
-    from typing_extensions import ParamSpec
-
-    from .task.decorator import IsBound, TaskOptions
+    from .task.decorator import IsBound, R, TaskOptions
+    from .task.locked_task import P
     from .task.publish import R_co
-
-    P = ParamSpec("P", default=...)
-    R = TypeVar("R")
 
     class LockedDjangoTask(LockedTask[P, R_co], Generic[P, R_co]):
         """As below. In celery-types these methods return a result; in Celery they return nothing."""
@@ -74,9 +70,7 @@ def locked_task(
 ) -> Decorator[IsBound]:
     """Declare a `LockedDjangoTask`. Without an app it is a shared task. As `celery_redislock.locked_task` otherwise."""
     options.setdefault("base", LockedDjangoTask)
-    made: Any = decorator.locked_task(app, bind=bind, **options)
-    declared: Decorator[IsBound] = made
-    return declared
+    return cast("Decorator[IsBound]", decorator.locked_task(app, bind=bind, **options))
 
 
 @checks.register("celery_redislock")  # type: ignore[untyped-decorator]  # Django has no types

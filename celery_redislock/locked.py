@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast, overload
 
 from celery import Celery
@@ -18,10 +18,11 @@ from .lock.async_lock import Lock as AsyncLock
 from .lock.lock import Lock
 from .lock.lock_server import LockServer
 from .lock.no_lock import AsyncNoLock, NoLock
+from .lock.several import AsyncLocks, Locks
 from .options import LockOptions, check_limit, name_of, resolve_options, resolve_settings
-from .protocol.names import Demand, redis_key
+from .protocol.names import MOST_KEYS, Demand, redis_key
 from .task.binding import refuse_what_outlives_its_call
-from .task.execution import AsyncLockInRequests, LockInRequests
+from .task.lock_for import lock_of
 
 #: The app-wide options that also apply to a lock outside tasks.
 _OPTIONS = ("block_for", "lease", "fence", "limit")
@@ -33,7 +34,7 @@ R = TypeVar("R")
 def locked(function: Callable[P, R], /) -> Callable[P, R]: ...
 @overload
 def locked(
-    template: str | None = None,
+    template: str | Sequence[str] | None = None,
     /,
     *,
     values: Mapping[str, Any] | None = None,
@@ -59,15 +60,15 @@ def locked(
     ``with locked("stock:7", block_for=5):`` and ``with locked("stock:{sku}", values={"sku": 7}):`` share their key with
     the tasks that have ``lock_key="stock:{sku}"``. ``@locked("stock:{sku}")`` takes the values from the function's
     parameters; ``@locked`` makes the key from the function's name and all its arguments. Code inside a run or a block
-    that already holds the key does not wait for itself.
+    that already holds the key does not wait for itself. ``locked(["account:1", "account:2"])`` holds both keys or none.
 
     Args:
-        template: Names the key, like a task's `lock_key`.
+        template: Names the key, like a task's `lock_key`; a list of up to 8 names several.
         values: The values of the template's parameters; only for a block.
         block_for: Seconds to wait for the key; 0 means do not wait; None for the app's `redislock_block_for`.
         lease: Seconds that the key outlives a dead holder; None for the app's `redislock_lease`.
         fence: Whether to hand out a fencing number; None for the app's `redislock_fence`.
-        limit: How many may hold the key at once, 1 to 50; None for the app's `redislock_limit`.
+        limit: How many may hold the key, or each of them, at once, 1 to 50; None for the app's `redislock_limit`.
         app: The app whose lock server and settings to use; None for the current app, or the only one.
 
     Raises:
@@ -76,23 +77,28 @@ def locked(
         LockConflict: When the block or the call begins: the key was still held at the end of `block_for`.
         LockUnavailable: When the block or the call begins: Redis did not answer, or refused the command.
     """
-    if template is not None and not isinstance(template, str):
-        return Locked(None, None, app, {})(template)
+    if template is not None and not isinstance(template, str | list | tuple):
+        return Locked((), None, app, {})(template)
+    templates = (template,) if isinstance(template, str) else tuple(template or ())
+    if template is not None and not (
+        0 < len(templates) <= MOST_KEYS and all(isinstance(one, str) for one in templates)
+    ):
+        raise LockConfigError(f"locked: a template, or a list of 1 to {MOST_KEYS} templates, names what is locked")
     options = {"block_for": block_for, "lease": lease, "fence": fence, "limit": limit}
     given = {name: value for name, value in options.items() if value is not None}
-    return Locked(template, values, app, given)
+    return Locked(templates, values, app, given)
 
 
 class Locked:
     """What `locked` returns: a context manager and a decorator, which threads and coroutines may share."""
 
     def __init__(
-        self, template: str | None, values: Mapping[str, Any] | None, app: Celery | None, given: Mapping[str, Any]
+        self, templates: tuple[str, ...], values: Mapping[str, Any] | None, app: Celery | None, given: Mapping[str, Any]
     ) -> None:
-        self._what = f"locked({template!r})" if template else "locked"
-        if template is not None:
-            self._fields = {field for _, field in parse_template(self._what, template)} - {""}
-        self._template = template
+        self._shown = repr(templates[0] if len(templates) == 1 else [*templates])
+        self._what = f"locked({self._shown})" if templates else "locked"
+        self._fields = {field for one in templates for _, field in parse_template(self._what, one)} - {""}
+        self._templates = templates
         self._values = values
         self._app = app
         self._given = given
@@ -100,7 +106,7 @@ class Locked:
         self._of_block: dict[tuple[LockServer, bool], Any] = {}
 
     def __repr__(self) -> str:
-        return f"<locked {shown(self._template, LONGEST)!r}>" if self._template else "<locked>"
+        return f"<locked {shown(self._shown, LONGEST)}>" if self._templates else "<locked>"
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorate `function`, which may be async: each call holds the key while it runs.
@@ -112,24 +118,28 @@ class Locked:
             raise LockConfigError(f"{self._what}: values are only for a block; a function uses its arguments")
         is_async = inspect.iscoroutinefunction(function)
         _refuse_what_has_no_call(function, is_async=is_async)
-        if self._template is None and not hasattr(function, "__qualname__"):
+        if not self._templates and not hasattr(function, "__qualname__"):
             raise LockConfigError(f"locked: {_name_of(function)} has no name to make a key from: pass a template")
         name = f"{function.__module__}.{_name_of(function)}"
-        keys = KeyMaker(name, inspect.signature(function), None, self._template, remedy="give locked() a template")
+        signature, remedy = inspect.signature(function), "give locked() a template"
+        makers = [KeyMaker(name, signature, None, one, remedy=remedy) for one in self._templates or (None,)]
+
+        def names(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
+            return [maker.name(args, kwargs) for maker in makers]
 
         @functools.wraps(function)
         async def run_async(*args: P.args, **kwargs: P.kwargs) -> Any:
-            async with self._lock(lambda: keys.name(args, kwargs), is_async=True):
+            async with self._lock(lambda: names(args, kwargs), is_async=True):
                 return await cast("Awaitable[Any]", function(*args, **kwargs))
 
         @functools.wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
-            with self._lock(lambda: keys.name(args, kwargs)):
+            with self._lock(lambda: names(args, kwargs)):
                 return function(*args, **kwargs)
 
         return cast("Callable[P, R]", run_async) if is_async else run
 
-    def __enter__(self) -> Lock | NoLock:
+    def __enter__(self) -> Lock | Locks | NoLock:
         """Take the key.
 
         Raises:
@@ -137,19 +147,19 @@ class Locked:
             LockKeyError: The values cannot be made into a key.
             LockConfigError: A parameter of the template has no value, or no setting names a lock server.
         """
-        lock: Lock | NoLock = self._block().__enter__()
+        lock: Lock | Locks | NoLock = self._block().__enter__()
         return lock
 
     def __exit__(self, *error: object) -> None:
         self._taken(is_async=False).__exit__(*error)
 
-    async def __aenter__(self) -> AsyncLock | AsyncNoLock:
+    async def __aenter__(self) -> AsyncLock | AsyncLocks | AsyncNoLock:
         """Take the key in a coroutine.
 
         Raises:
             LockConflict, LockUnavailable, LockKeyError, LockConfigError: As for `__enter__`.
         """
-        lock: AsyncLock | AsyncNoLock = await self._block(is_async=True).__aenter__()
+        lock: AsyncLock | AsyncLocks | AsyncNoLock = await self._block(is_async=True).__aenter__()
         return lock
 
     async def __aexit__(self, *error: object) -> None:
@@ -169,23 +179,23 @@ class Locked:
         if not is_enabled(settings.app):
             return AsyncNoLock() if is_async else NoLock()
         at = server_of(settings.app), is_async
-        return self._of_block.get(at) or self._of_block.setdefault(at, settings.lock(self._name(), is_async=is_async))
+        return self._of_block.get(at) or self._of_block.setdefault(at, settings.lock(self._names(), is_async=is_async))
 
-    def _lock(self, name: Callable[[], str], *, is_async: bool = False) -> Any:
+    def _lock(self, names: Callable[[], list[str]], *, is_async: bool = False) -> Any:
         settings = self._resolve()
         if not is_enabled(settings.app):
             return AsyncNoLock() if is_async else NoLock()
-        return settings.lock(name(), is_async=is_async)
+        return settings.lock(names(), is_async=is_async)
 
-    def _name(self) -> str:
+    def _names(self) -> list[str]:
         values = self._values or {}
-        if self._template is None:
+        if not self._templates:
             raise LockConfigError('a block needs a template, as in locked("stock:7")')
         if missing := sorted(self._fields - values.keys()):
             raise LockConfigError(f"{self._what}: values lacks {', '.join(missing)}")
         parameters = [inspect.Parameter(field, inspect.Parameter.KEYWORD_ONLY) for field in self._fields]
-        keys = KeyMaker(self._what, inspect.Signature(parameters), None, self._template)
-        return keys.name((), {field: values[field] for field in self._fields})
+        signature, given = inspect.Signature(parameters), {field: values[field] for field in self._fields}
+        return [KeyMaker(self._what, signature, None, one).name((), given) for one in self._templates]
 
     def _resolve(self) -> _Settings:
         app = self._app or the_app()
@@ -214,10 +224,9 @@ class _Settings(NamedTuple):
             check_lease(what, name_of("lease", given, app_wide, ""), options.lease, server_of(app).command_time)
         return cls(app, keyprefix_of(app) + settings.prefix, options, limit)
 
-    def lock(self, name: str, *, is_async: bool) -> Lock | AsyncLock:
-        demand = Demand(redis_key(self.prefix, name), self.limit)
-        kind = AsyncLockInRequests if is_async else LockInRequests
-        return kind(server_of(self.app).client, demand, self.options, thread_local=True)
+    def lock(self, names: Sequence[str], *, is_async: bool) -> Any:
+        demands = [Demand(redis_key(self.prefix, name), self.limit) for name in names]
+        return lock_of(server_of(self.app).client, demands, self.options, thread_local=True, is_async=is_async)
 
 
 def _refuse_what_has_no_call(function: Any, *, is_async: bool) -> None:

@@ -1,4 +1,4 @@
-"""Metrics: Prometheus counters and histograms, fed by the signals in each process that calls `connect`.
+"""Metrics: Prometheus counters and histograms, fed by the signals in each process that calls `connect`; and gauges.
 
 No other module imports this one. It starts no HTTP server: the app serves these metrics with its own.
 """
@@ -7,28 +7,23 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from billiard import current_process
 from celery import Task
-from celery.signals import worker_process_init, worker_process_shutdown
+from celery.signals import worker_init, worker_process_init, worker_process_shutdown
 
+from . import signals
 from .hold.held_lock import HELD_TOO_LONG, KEY_GONE, NOT_OURS, PAST_DEADLINE, HeldLock
-from .signals import (
-    lock_acquired,
-    lock_conflict,
-    lock_lost,
-    lock_merged,
-    lock_released,
-    lock_replaced,
-    lock_superseded,
-    lock_unavailable,
-)
 
 try:
-    from prometheus_client import Counter, Histogram, values
+    from prometheus_client import REGISTRY, Counter, Histogram, values
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
     from prometheus_client.multiprocess import mark_process_dead
+    from prometheus_client.registry import Collector
 except ImportError as error:
     raise ImportError(
         f"celery_redislock.metrics needs prometheus_client ({error}): pip install 'celery-redislock[prometheus]'"
@@ -91,20 +86,72 @@ WAIT = Histogram(
 )
 
 
+#: The gauges of a worker, with what they say. A counter among them has a name that Prometheus ends with ``_total``.
+GAUGES = {
+    "waiting": (GaugeMetricFamily, "Messages that wait in this worker for their lock."),
+    "oldest_wait_seconds": (GaugeMetricFamily, "How long ago the first message that waits was published."),
+    "longest_hold_seconds": (GaugeMetricFamily, "How long the longest run that holds its lock has been running."),
+    "overflow": (CounterMetricFamily, "Messages that were sent back because they could not wait in this worker."),
+}
+
+
+class WorkerGauges(Collector):
+    """What waits and what is held in this worker when it is scraped, and whether the lock server answers.
+
+    `connect` registers one in prometheus_client's own registry. With a prefork pool, register one in the registry that
+    the worker's main process serves. In any other process it has no samples.
+    """
+
+    def collect(self) -> Iterator[Metric]:
+        """The gauges now. This waits for the lock server's answer."""
+        app = _worker.get("app")
+        if app is not None:
+            from .worker.gauges import gauges_of, is_up
+
+            yield from families({task: one._asdict() for task, one in gauges_of(app).items()}, is_up(app))
+
+
+def families(gauges: Mapping[str, Mapping[str, float]], is_up: bool | None) -> Iterator[Metric]:
+    """The metrics of a worker with these gauges, by task and name."""
+    for name, (family, text) in GAUGES.items():
+        metric = family(f"celery_redislock_worker_{name}", text, labels=["task"])
+        for task, values_of in gauges.items():
+            metric.add_metric([task], values_of[name])
+        yield metric
+    if is_up is not None:
+        text = "1 if the lock server answers this worker, 0 if it does not."
+        yield GaugeMetricFamily("celery_redislock_worker_server_up", text, int(is_up))
+
+
+#: The app of the worker whose main process this is.
+_worker: dict[str, Any] = {}
+
+
+def _begin_worker(sender: Any = None, **_: Any) -> None:
+    if not _worker:
+        REGISTRY.register(WorkerGauges())
+    _worker["app"] = sender.app
+
+
 def connect() -> None:
     """Count in this process, and in the children that it forks, from now on. A second call changes nothing.
 
     Call it in the app's module, so that workers and publishers both count. With a prefork pool, set the environment
     variable ``PROMETHEUS_MULTIPROC_DIR`` before the process starts.
     """
-    lock_acquired.connect(_acquired, weak=False)
-    lock_conflict.connect(_met, weak=False)
-    lock_released.connect(_released, weak=False)
-    lock_lost.connect(_lost, weak=False)
-    lock_merged.connect(_merged, weak=False)
-    lock_replaced.connect(_replaced, weak=False)
-    lock_superseded.connect(_superseded, weak=False)
-    lock_unavailable.connect(_unavailable, weak=False)
+    signals.lock_acquired.connect(_acquired, weak=False)
+    signals.lock_conflict.connect(_met, weak=False)
+    signals.lock_released.connect(_released, weak=False)
+    signals.lock_lost.connect(_lost, weak=False)
+    by = {
+        signals.lock_merged: MERGED,
+        signals.lock_replaced: REPLACED,
+        signals.lock_superseded: SUPERSEDED,
+        signals.lock_unavailable: UNAVAILABLE,
+    }
+    for signal, counter in by.items():
+        signal.connect(partial(_count, counter), weak=False, dispatch_uid=__name__)
+    worker_init.connect(_begin_worker, weak=False)
     if _IS_MULTI_PROCESS:
         worker_process_init.connect(_name_by_index, weak=False)
         worker_process_shutdown.connect(_forget_gauges, weak=False)
@@ -131,20 +178,8 @@ def _lost(sender: Task[..., Any], reason: str, **_: Any) -> None:
     LOST.labels(sender.name, REASONS.get(reason, "other")).inc()
 
 
-def _merged(sender: Task[..., Any], **_: Any) -> None:
-    MERGED.labels(sender.name).inc()
-
-
-def _replaced(sender: Task[..., Any], **_: Any) -> None:
-    REPLACED.labels(sender.name).inc()
-
-
-def _superseded(sender: Task[..., Any], **_: Any) -> None:
-    SUPERSEDED.labels(sender.name).inc()
-
-
-def _unavailable(sender: Task[..., Any], **_: Any) -> None:
-    UNAVAILABLE.labels(sender.name).inc()
+def _count(counter: Counter, sender: Task[..., Any], **_: Any) -> None:
+    counter.labels(sender.name).inc()
 
 
 def _forget_gauges(**_: Any) -> None:

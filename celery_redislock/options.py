@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from reprlib import repr as short_repr
 from typing import Any, Literal, NamedTuple, get_args
 
 from .errors import LockConfigError, shown
-from .protocol.names import MAX_CAPACITY
+from .protocol.names import MAX_CAPACITY, MOST_KEYS
 
 #: The values of the options that are choices. The first is the default, except for `lock_on_conflict`: see
 #: `resolve_options`.
@@ -96,8 +96,31 @@ def shares_of(rate: Any) -> tuple[int, float, int] | None:
     return min(number, MAX_CAPACITY), math.ceil(seconds * 1000) / 1000, number
 
 
-RATE = Rule(None, "'100/m' (s, m or h), or (number, seconds): at most 50 a millisecond, and a year", shares_of)
+RATE = Rule(None, '"100/m" (s, m or h), or (number, seconds): at most 50 a millisecond, over at most a year', shares_of)
 _TRUE_OR_FALSE = Rule(False, "True or False", lambda v: isinstance(v, bool))
+
+
+class Also(NamedTuple):
+    """One more key that a run needs, in `lock_also`. Other tasks may share it. A run always waits for it in line.
+
+    ``Also("farm", limit=20)`` lets at most 20 runs hold the key ``farm``, and ``Also("api:{customer}", rate="100/m")``
+    at most 100 begin in any minute.
+    """
+
+    key: str | Callable[[Mapping[str, Any]], str]
+    """A template over parameter names, or a callable that takes the bound arguments and returns a string."""
+    limit: int | Callable[[Mapping[str, Any]], int] = 1
+    """As `lock_limit`."""
+    rate: str | tuple[int, float] | Callable[[Mapping[str, Any]], str | tuple[int, float]] | None = None
+    """As `lock_rate`."""
+
+
+def _is_also(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(one, Also) for one in value)
+
+
+def _is_key(value: Any) -> bool:
+    return isinstance(value, str) or callable(value)
 
 
 def _is_names(value: Any) -> bool:
@@ -110,7 +133,12 @@ def _is_names(value: Any) -> bool:
 #: default.
 KEY_OPTIONS: Mapping[str, Rule] = {
     "args": Rule(None, "a list or tuple of parameter names, or None for all", _is_names),
-    "key": Rule(None, "a template, a callable, or None", lambda v: v is None or isinstance(v, str) or callable(v)),
+    "key": Rule(
+        None,
+        "a template, a list of templates, a callable, or None",
+        lambda v: v is None or _is_key(v) or (isinstance(v, list | tuple) and all(isinstance(one, str) for one in v)),
+    ),
+    "also": Rule((), "a list of Also(key, limit=...) or Also(key, rate=...)", _is_also),
     "fair": Rule(None, "the name of a parameter, a template, or None", lambda v: v is None or isinstance(v, str)),
     "weight": Rule(1, f"{WEIGHT.allowed}, or a callable that returns one", lambda v: WEIGHT.accepts(v) or callable(v)),
 }
@@ -140,6 +168,14 @@ OPTIONS: Mapping[str, Rule] = {
         lambda v: v is None or callable(v) or bool(shares_of(v)),
     ),
 }
+#: The options that do not go together with several keys, and why.
+_NOT_WITH_SEVERAL: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "scope": (lambda v: v == "run", "a publish can reserve only one key; allowed: 'run'"),
+    "on_conflict": (lambda v: v != "join", "each key may be held by another task; allowed: 'wait', 'skip' or 'raise'"),
+    "hold_on_retry": (lambda v: not v, "a retry gives all keys back, and takes them again"),
+    "rate": (lambda v: v is None, "name the rate in lock_also: Also(key, rate=...)"),
+    "fair": (lambda v: v is None, "groups take turns at one key only"),
+}
 #: The options that a call may set for its own message, without the prefix ``lock_``.
 PER_CALL = ("scope", "on_conflict", "wait_for", "cooldown", "window")
 _OF_CALLS = [f"lock_{name}" for name in PER_CALL]
@@ -168,7 +204,8 @@ class LockOptions:
     """The options of one task, resolved and checked. Durations are seconds."""
 
     args: tuple[str, ...] | None
-    key: str | Callable[[Mapping[str, Any]], str] | None
+    key: str | tuple[str, ...] | Callable[[Mapping[str, Any]], str | Sequence[str]] | None
+    also: tuple[Also, ...]
     fair: str | None
     weight: float | Callable[[Mapping[str, Any]], float]
     scope: Scope
@@ -243,8 +280,13 @@ def resolve_options(
         values["on_conflict"] = "skip" if is_same_work else "wait"
     for refusal in _refusals(values, lambda option: name_of(option, own, app_wide, prefix)):
         raise LockConfigError(f"{task}: {refusal}")
+    for number, one in enumerate(values["also"]):
+        _check_also(f"{task}: {prefix}also[{number}]", one)
     if values["args"] is not None:
         values["args"] = tuple(values["args"])
+    if isinstance(values["key"], list):
+        values["key"] = tuple(values["key"])
+    values["also"] = tuple(values["also"])
     return LockOptions(**values)
 
 
@@ -326,6 +368,14 @@ def _refusals(values: Mapping[str, Any], name: Callable[[str], str]) -> Iterator
             yield f"{refused} {name('on_conflict')} = 'join': no run holds the key; allowed: 'wait', 'skip' or 'raise'"
         if (values["args"], values["key"]) == (None, None):
             yield f"{refused} a key of all arguments: set lock_args or lock_key; lock_args=() is the whole task"
+    if has_several(values["key"], values["also"]):
+        which = name("also") if values["also"] else f"{name('key')} = a list"
+        for option, why in _not_with_several(values):
+            given = "" if callable(values[option]) else f" = {values[option]!r}"
+            yield f"{name(option)}{given} is not allowed with {which}: {why}"
+        count = len(values["key"] if isinstance(values["key"], list | tuple) else "1") + len(values["also"])
+        if count > MOST_KEYS or values["key"] in ([], ()):
+            yield f"lock_key and lock_also name {count} keys; a run has from 1 to {MOST_KEYS}"
     if values["fair"] is not None:
         refused = f"{name('fair')} = {values['fair']!r} is not allowed with"
         if scope != "run":
@@ -344,6 +394,32 @@ def _refusals(values: Mapping[str, Any], name: Callable[[str], str]) -> Iterator
             yield f"{refused} {name('fence')}: a fence orders successive holders, not simultaneous ones"
         if values["cooldown"]:
             yield f"{refused} {name('cooldown')}: the key would cool down after one of several holders"
+
+
+def has_several(key: Any, also: Sequence[Also]) -> bool:
+    """Whether runs with this `lock_key` and this `lock_also` need several keys. One key in a list counts as several."""
+    return isinstance(key, list | tuple) or bool(also)
+
+
+def may_have_several(options: LockOptions) -> bool:
+    """Whether runs with these options may need several keys: a callable `lock_key` may return several."""
+    values = {option: getattr(options, option) for option in _NOT_WITH_SEVERAL}
+    return has_several(options.key, options.also) or (callable(options.key) and not any(_not_with_several(values)))
+
+
+def _not_with_several(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The options among `values` that do not go together with several keys, each with the reason."""
+    for option, (is_allowed, why) in _NOT_WITH_SEVERAL.items():
+        if not is_allowed(values[option]):
+            yield option, why
+
+
+def _check_also(what: str, also: Also) -> None:
+    _check(f"{what}.key", also.key, Rule(None, "a template, or a callable", lambda v: v and _is_key(v)))
+    _check(f"{what}.limit", also.limit, OPTIONS["limit"])
+    _check(f"{what}.rate", also.rate, OPTIONS["rate"])
+    if also.rate is not None and also.limit != 1:
+        raise LockConfigError(f"{what}: a rate with a limit is not allowed: use an Also of its own for each")
 
 
 def check_limit(what: str, limit: Any, *, fence: bool) -> int:

@@ -24,6 +24,7 @@ from .app import keyprefix_of, names_of, server_of, settings_of
 from .lock.lock import Lock
 from .lock.lock_server import servers_of
 from .lock.no_lock import NoLock
+from .lock.several import Locks
 from .locked import Locked, locked, the_app
 from .options import resolve_settings
 from .policy.skip import is_skipped
@@ -34,7 +35,7 @@ from .protocol.tokens import Token
 _PASSING = frozenset({"cooling", "spent", "queued", "sending"})
 
 
-def busy(lock: Lock | NoLock | Locked | str) -> Busy:
+def busy(lock: Lock | Locks | NoLock | Locked | str) -> Busy:
     """Hold a key as another process would: ``with busy("stock:7"): reserve.delay(7)``.
 
     Code inside ``with task.lock_for(5):`` is the holder, so a task that it runs eagerly meets no conflict. `busy` holds
@@ -56,14 +57,14 @@ def busy(lock: Lock | NoLock | Locked | str) -> Busy:
 class Busy:
     """What `busy` returns."""
 
-    def __init__(self, lock: Lock | NoLock | Locked) -> None:
+    def __init__(self, lock: Lock | Locks | NoLock | Locked) -> None:
         self._lock = lock
         self._elsewhere = Context()
 
     def __repr__(self) -> str:
         return f"<busy {self._lock!r}>"
 
-    def __enter__(self) -> Lock | NoLock:
+    def __enter__(self) -> Lock | Locks | NoLock:
         return self._elsewhere.run(self._lock.__enter__)
 
     def __exit__(self, *error: object) -> None:

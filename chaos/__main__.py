@@ -28,6 +28,7 @@ from chaos.tasks import LEASE, define_tasks, write_down_publishing
 from chaos.windows import AT_ONCE
 from tests.lab.app import make_app
 from tests.lab.ledger import Ledger
+from tests.lab.lock_servers import SERVE
 
 BROKERS = ("redis", "rabbitmq")
 #: Parts of the names of keys that hold no lock: such a key says that an attempt, or a claim, is over; or it is a line,
@@ -48,8 +49,7 @@ def main() -> int:
     try:
         for broker in brokers:
             seconds = options.seconds / len(brokers)
-            on_a_cluster = options.locks == "cluster"
-            verdict = run(broker, folder / broker, options.seed, seconds, options.crowd, on_a_cluster=on_a_cluster)
+            verdict = run(broker, folder / broker, options.seed, seconds, options.crowd, options.locks)
             broken += _report(f"{broker}, seed {options.seed}", verdict)
     except BaseException as error:
         print(f"ended by {error!r}; what there is so far is in {folder}", flush=True)
@@ -69,11 +69,11 @@ def _report(title: str, verdict: Verdict) -> int:
     return int(bool(verdict.offences))
 
 
-def run(broker: str, folder: Path, seed: int, seconds: float, crowd: int = 0, *, on_a_cluster: bool) -> Verdict:
+def run(broker: str, folder: Path, seed: int, seconds: float, crowd: int, locks: str) -> Verdict:
     """One run on one broker; at its end so many messages wait for one key."""
     folder.mkdir()
     print(f"\n{broker}: starting servers and workers in {folder}", flush=True)
-    with open_stage(broker, folder, on_a_cluster=on_a_cluster) as stage:
+    with open_stage(broker, folder, locks=locks) as stage:
         _strike(stage, seed, seconds)
         if crowd:
             print(f"  {crowd} messages for one key", flush=True)
@@ -146,7 +146,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=60, help="of faults, in all (default: 60)")
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000), help="default: a random one")
     parser.add_argument("--broker", choices=[*BROKERS, "both"], default="both")
-    parser.add_argument("--locks", choices=["one", "cluster"], default="one", help="on one server, or on three nodes")
+    parser.add_argument("--locks", choices=SERVE, default="one", help="the kind of the lock server (default: one)")
     parser.add_argument("--crowd", type=int, default=0, metavar="N", help="at the end, so many messages for one key")
     parser.add_argument("--recheck", type=Path, metavar="LEDGER", help="run nothing; check the ledger of a failed run")
     return parser.parse_args()

@@ -99,7 +99,7 @@ def of_another_run(story: Story, earlier: list[Run], run: Run) -> Excuse | None:
         return Excuse.DIED_BEFORE_ACK
     if story.strikes((WARM, COLD), first.start, first.end + ACK, first.pid):
         return Excuse.GIVEN_BACK
-    if _cut(story, received, first.start + AT_ONCE) or _cut(story, first.end - CUT_TOLD, first.end + ACK):
+    if _cut(story, first.end - CUT_TOLD, first.end + ACK):
         return Excuse.DISCONNECTED
     if story.strikes((RESTART,), first.start, run.start):
         return Excuse.DATA_LOST

@@ -50,10 +50,12 @@ class Target:
 class Post(Target):
     """A target with a worker; where one has ended, another is started."""
 
-    def __init__(self, config: Config, folder: Path) -> None:
+    def __init__(self, config: Config, folder: Path, app: str) -> None:
         super().__init__()
         self.worker: Worker
-        self._config, self._folder = config, folder
+        self.config = config
+        """That of the next worker."""
+        self._folder, self._app = folder, app
         self._end = ExitStack()
         self._leaving: list[tuple[Worker, ExitStack, float, str]] = []
         self._started = 0
@@ -84,7 +86,7 @@ class Post(Target):
         self._end.close()
         self._started += 1
         name = f"{self._folder.name}-{self._started}@chaos"
-        context = worker(self._config, self._folder, CHILDREN, "-n", name, app="chaos.worker")
+        context = worker(self.config, self._folder, CHILDREN, "-n", name, app=self._app)
         self.worker = self._end.enter_context(context)
 
     def end(self, sig: signal.Signals) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from chaos.posts import Post, Target
 from tests.lab.app import Config
-from tests.lab.cluster_locks import ClusterLocks, Proxies, cluster_locks
 from tests.lab.kinds import TIME_OUTS
 from tests.lab.ledger import Ledger
+from tests.lab.lock_servers import behind_proxy, lock_server_in
 from tests.lab.proxy import Proxy
 from tests.lab.servers import Valkey, rabbitmq
 
@@ -33,13 +33,24 @@ TRANSPORT = {
 }
 
 
+@dataclass(frozen=True)
+class Cast:
+    """Which workers are on a stage."""
+
+    app: str = "chaos.worker"
+    queue: str = "chaos"
+    posts: int = POSTS
+    settings: dict[str, Any] = field(default_factory=dict)
+    """More settings of the workers and the publishers."""
+
+
+CHAOS = Cast()
+
+
 class Stage:
     """What the faults strike. `open_stage` makes it."""
 
-    locks: Valkey | ClusterLocks
-    lock_proxy: Proxy | Proxies
-
-    def __init__(self, kind: str, folder: Path, stack: ExitStack, *, on_a_cluster: bool) -> None:
+    def __init__(self, kind: str, folder: Path, stack: ExitStack, cast: Cast, locks: str) -> None:
         self.kind, self.folder = kind, folder
         self.ledger = Ledger(folder / "ledger")
         self.ledger.write({"event": "broker", "kind": kind})
@@ -52,24 +63,22 @@ class Stage:
         settings: dict[str, Any] = {
             "broker_transport_options": TRANSPORT[kind],
             "task_publish_retry": True,
+            **cast.settings,
         }
-        if on_a_cluster:
-            self.locks = stack.enter_context(cluster_locks(folder / "locks"))
-            self.lock_proxy = stack.enter_context(self.locks.behind_proxy())
+        self.locks = stack.enter_context(lock_server_in(folder / "locks", locks))
+        self.lock_proxy = stack.enter_context(behind_proxy(self.locks))
+        if locks in {"cluster", "sentinel"}:  # a command may take the time-outs of two servers
             settings["redislock_client_options"] = TIME_OUTS
-        else:
-            self.locks = _valkey(folder, "locks", stack)
-            self.lock_proxy = stack.enter_context(Proxy(self.locks.url()).serve())
         #: The lock server of the drills, which no fault strikes.
         self.drill_locks = _valkey(folder, "drill-locks", stack)
         backend = self.broker_server.celery_url(1)
         self.config = Config(
-            self.broker_proxy.url, backend, self.lock_proxy.url, str(self.ledger.path), "chaos", settings
+            self.broker_proxy.url, backend, self.lock_proxy.url, str(self.ledger.path), cast.queue, settings
         )
         #: The same servers without the proxies, so that no fault strikes: for the load and the checks.
         self.direct = replace(self.config, broker=broker, locks=self.locks.url())
         self.servers = {"locks": Target(), "broker": Target()}
-        self.posts = [Post(self.config, folder / f"post{number}") for number in range(POSTS)]
+        self.posts = [Post(self.config, folder / f"post{number}", cast.app) for number in range(cast.posts)]
         for target in [*self.servers.values(), *self.posts]:
             stack.callback(target.close)
         for post in self.posts:
@@ -92,18 +101,19 @@ class Stage:
 
 
 @contextmanager
-def open_stage(kind: str, folder: Path, *, on_a_cluster: bool = False) -> Iterator[Stage]:
+def open_stage(kind: str, folder: Path, cast: Cast = CHAOS, locks: str = "one") -> Iterator[Stage]:
     """Servers, proxies and workers that run until the end of the block.
 
     Args:
         kind: The broker.
         folder: For the ledger, the logs and the servers.
-        on_a_cluster: Whether the locks are on a Cluster of three nodes.
+        cast: The workers.
+        locks: The kind of the lock server, as for `lock_server_in`.
     """
     with ExitStack() as stack:
         # While the targets are closed, which takes seconds, a second Ctrl+C must not leave processes behind.
         stack.callback(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT))
-        opened = Stage(kind, folder, stack, on_a_cluster=on_a_cluster)
+        opened = Stage(kind, folder, stack, cast, locks)
         stack.callback(signal.signal, signal.SIGINT, signal.SIG_IGN)
         yield opened
 

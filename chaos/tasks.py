@@ -73,7 +73,7 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
         """Unique from its publish to its end, across its retries."""
         return again_and_again(self, key, item, seconds, times)
 
-    @define("contended", base=_Lingering, lock_scope="job", max_retries=None, **_LATE)
+    @define("contended", base=Lingering, lock_scope="job", max_retries=None, **_LATE)
     def contended(self: Any, key: str, item: str, seconds: float, times: int) -> str:
         """As `job`, but keeps its key for a moment when its end may have been seen."""
         return again_and_again(self, key, item, seconds, times)
@@ -104,11 +104,15 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
         return work(self, key, item, seconds, sleep_on)
 
 
-class _Lingering(LockedTask):
+class Lingering(LockedTask):
+    """Keeps its key for a moment when its end may have been seen."""
+
     abstract = True
+    lingers = LINGERS
 
     def on_success(self, *args: Any) -> None:
-        time.sleep(LINGERS)
+        """Hold the key for that moment."""
+        time.sleep(self.lingers)
 
 
 def write_down_publishing(ledger: Ledger) -> Callable[[], object]:

@@ -1,4 +1,4 @@
-"""The links of the site and of the Markdown: `make docs` runs this on the site that it has built.
+"""The links of the site and of the Markdown, and its searches: `make docs` runs this on the site that it has built.
 
 Sphinx checks what it resolves itself. This looks at the finished pages, where themes and extensions have added links of
 their own, and at the words of the links.
@@ -6,6 +6,7 @@ their own, and at the words of the links.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -20,6 +21,19 @@ LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
 SAYS_NOTHING = re.compile(
     r"(click )?here|th(is|at|ese|ere)( page)?|page|link|above|below|more|\S+\.md|\S+/|\S+://\S+", re.IGNORECASE
 )
+#: What people search for; its stem, as Sphinx's index has it; and the page that a search must find first.
+SEARCHES = (
+    ("debounce", "debounc", "merging-calls"),
+    ("install", "instal", "getting-started"),
+    ("newest", "newest", "replacing"),
+    ("revoked", "revok", "troubleshooting"),
+    ("stuck", "stuck", "troubleshooting"),
+    ("timeout", "timeout", "options"),
+    ("unique", "uniqu", "unique-jobs"),
+)
+#: What a word counts in a page's text and in its headings, and what it adds in its title; and what pages lose that come
+#: behind: as `scorer.js` has it.
+TEXT, HEADING, TITLE, LOSS = 5, 15, 2, 4
 
 
 class Page(HTMLParser):
@@ -60,7 +74,27 @@ def links_that_say_nothing(documents: Iterable[Path]) -> Iterator[str]:
                 yield f"{document.name}: the text of [{text}]({target}) does not say what is there"
 
 
+def searches_that_miss(site: Path) -> Iterator[str]:
+    """The words whose search finds another page first. Pages with equal scores are all first."""
+    index = json.loads(
+        (site / "searchindex.js").read_text(encoding="utf-8").removeprefix("Search.setIndex(").rstrip(")")
+    )
+    behind = re.findall(r'"([\w-]+)"', (site / "_static" / "scorer.js").read_text(encoding="utf-8").split("]")[0])
+    for word, stem, page in SEARCHES:
+        scores: dict[str, int] = {}
+        for table, points in (("terms", TEXT), ("titleterms", HEADING)):
+            found = index[table].get(stem, [])
+            for number in found if isinstance(found, list) else [found]:
+                name = index["docnames"][number]
+                is_named = word in index["titles"][number].lower()
+                scores[name] = points - LOSS * (name in behind) + TITLE * is_named
+        best = sorted(name for name, score in scores.items() if score == max(scores.values()))
+        if page not in best:
+            yield f"a search for {word} finds {', '.join(best) or 'nothing'} first, and not {page}"
+
+
 if __name__ == "__main__":
     documents = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
-    wrong = [*dead_links(Path(sys.argv[1])), *links_that_say_nothing(documents)]
+    site = Path(sys.argv[1])
+    wrong = [*dead_links(site), *links_that_say_nothing(documents), *searches_that_miss(site)]
     sys.exit("\n".join(wrong) or 0)

@@ -6,6 +6,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from html import escape
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,16 @@ GROUP = re.compile(r'<p class="caption"[^>]*>(.*?)</p>\s*(<ul.*?</ul>)(?=\s*(?:<
 SHORTEST, LONGEST = 50, 160
 #: The group that is always open, and the one that is on a page in no group, as the landing page is.
 FIRST, SECOND = "Start", "How to"
+#: A table, the name of a column, a cell, and the first one of a row.
+TABLE = re.compile(r'<table class="docutils.*?</table>', re.DOTALL)
+COLUMN = re.compile(r'<th class="head[^>]*>(.*?)</th>', re.DOTALL)
+CELL = re.compile(r"<td\b")
+FIRST_CELL = re.compile(r"<tr[^>]*><td[^>]*>(.*?)</td>", re.DOTALL)
+TAG = re.compile(r"<[^>]+>")
+#: Of a word in a first cell, in characters: on a phone, a longer one leaves no room for a second column.
+LONG_WORD = 24
+#: Of a cell, in characters, on average.
+SHORT_CELL = 22
 #: A link that leaves docs/: its text, the file or folder, and what stands after the `#`.
 OUTWARD = re.compile(r"\[([^\]]+)\]\((\.\./[^)#\s]+)#?([^)\s]*)\)")
 
@@ -33,7 +44,18 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_static_path = ["static"]
 html_css_files = ["screens.css"]
-html_favicon = "static/favicon.svg"
+html_search_scorer = str(ROOT / "docs" / "static" / "scorer.js")
+html_favicon = html_logo = "static/favicon.svg"
+#: The one colour of links and of the pictures, on a light and on a dark page: `benchmarks/pictures/svg.py` has it too.
+ACCENT = {"light": "#1f6f8b", "dark": "#5db3cf"}
+html_theme_options = {
+    f"{mode}_css_variables": {
+        "color-brand-primary": colour,
+        "color-brand-content": colour,
+        "color-brand-visited": colour,
+    }
+    for mode, colour in ACCENT.items()
+}
 templates_path = ["templates"]
 #: For the footer, which links to the source and to the issues as soon as there is an address.
 html_context = {"repository": PYPROJECT["tool"]["hatch"]["metadata"]["hooks"]["custom"]["repository"].rstrip("/")}
@@ -113,6 +135,28 @@ def folded(tree: str) -> str:
     return GROUP.sub(group, tree)
 
 
+def stacked(body: str) -> str:
+    """A page whose cells know their column's name: on a phone, `screens.css` makes a list of a table that is too wide.
+
+    A table of figures or of other short cells remains one, and scrolls.
+    """
+
+    def table(found: re.Match[str]) -> str:
+        names = [TAG.sub("", name).replace('"', "&quot;") for name in COLUMN.findall(found[0])]
+        words = TAG.sub("", " ".join(FIRST_CELL.findall(found[0]))).split()
+        if len(names) == 2:
+            is_wide = max(map(len, words), default=0) >= LONG_WORD
+        else:
+            is_wide = len(names) > 2 and len(TAG.sub("", found[0])) / len(CELL.findall(found[0])) > SHORT_CELL
+        if not is_wide or "text-right" in found[0]:
+            return found[0]
+        column = cycle(names)
+        cells = CELL.sub(lambda _: f'<td data-column="{next(column)}"', found[0])
+        return cells.replace('class="docutils', 'class="stacked docutils', 1)
+
+    return TABLE.sub(table, body)
+
+
 def description(page: Any) -> str:
     """A page in about two sentences, for search engines: its first full paragraph, or what the package is."""
     paragraphs = page.findall(lambda node: node.tagname == "paragraph" and node.parent.tagname == "section")
@@ -140,6 +184,7 @@ def _complete(app: Any, name: str, template: str, context: dict[str, Any], page:
     about = description(page) if page and name != app.config.root_doc else METADATA["description"]
     metatags = context.get("metatags", "")
     context["metatags"] = f'{metatags}<meta name="description" content="{escape(about, quote=True)}">\n'
+    context["body"] = stacked(context.get("body", ""))
     context["furo_navigation_tree"] = folded(context["furo_navigation_tree"])
 
 

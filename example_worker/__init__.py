@@ -1,1 +1,1 @@
-"""A small Celery app that shows three uses of celery-redislock."""
+"""A small Celery app that shows six uses of celery-redislock."""

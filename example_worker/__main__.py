@@ -1,4 +1,4 @@
-"""Play three scenes with a real worker, and check that no two runs of one key overlap."""
+"""Play six scenes with a real worker, and check that no two runs of one key overlap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The app, with three uses of a lock. Copy from this file.
+"""The app, with six uses of a lock. Copy from this file.
 
     celery -A example_worker.app worker
 
@@ -37,17 +37,41 @@ def sync_account(account: int) -> None:
 @app.task(base=LockedTask, lock_key="stock:{sku}")
 def reserve(sku: str, quantity: int) -> None:
     """Take items out of the stock."""
-    work(f"stock {sku}", seconds=1)
+    work(f"stock {sku}", seconds=0.5)
 
 
 @app.task(base=LockedTask, lock_key="stock:{sku}")
 def restock(sku: str, quantity: int) -> None:
     """Put items into the stock."""
-    work(f"stock {sku}", seconds=1)
+    work(f"stock {sku}", seconds=0.5)
 
 
 # 3. A task that overrides a setting of the app. It runs longer than its lease, because the lock is renewed.
 @app.task(base=LockedTask, lock_lease=2)
 def build_report(day: str) -> None:
     """Build the report of one day."""
-    work(f"report {day}", seconds=6.5)
+    work(f"report {day}", seconds=4.5)
+
+
+# 4. A burst of calls is merged into the one message that waits. It runs half a second after the last of them, with that
+#    one's arguments. The other calls send nothing.
+@app.task(base=LockedTask, lock_args=["shop"], lock_scope="queue", lock_arguments="latest", lock_debounce=0.5)
+def index_shop(shop: int, settings: str) -> str:
+    """Make a shop's products searchable."""
+    work(f"shop {shop}", seconds=1)
+    return settings
+
+
+# 5. The newest call ends the running one. Its body gets LockReplaced, and cleans up with the lock still held.
+@app.task(base=LockedTask, lock_args=["page"], lock_scope="queue", lock_arguments="latest", lock_on_conflict="replace")
+def render_preview(page: int, text: str) -> str:
+    """Show how a page will look."""
+    work(f"page {page}", seconds=2)
+    return text
+
+
+# 6. Customers that share a key take turns, however many calls one of them has made.
+@app.task(base=LockedTask, lock_key="imports", lock_fair="customer")
+def import_file(customer: str, number: int) -> None:
+    """Read one file of a customer."""
+    work("imports", seconds=0.25)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from itertools import chain
 
 import redis
-from celery import states
 from kombu.exceptions import OperationalError
 from rich.console import Console
+from rich.text import Text
 
 from celery_redislock.protocol.names import NOTE
 
@@ -22,8 +22,8 @@ from .player import Message, play
 from .processes import Check, DemoError, wait_until
 from .progress import Progress
 from .scenes import Scene, all_scenes
-from .timeline import FREE, SKIPPED, WAITED, Look, timeline
-from .verdict import Fate, Verdict, judge, took_together
+from .timeline import FREE, REFUSED, WAITED, Look, timeline
+from .verdict import RAN, REPLACED, SKIPPED, Fate, Verdict, judge, kind_of, took_together
 
 #: The maximum width of the picture, in columns.
 WIDTH = 100
@@ -45,16 +45,18 @@ def demonstrate(console: Console, check: Check) -> Verdict:
     wait_until(_worker_answers, "a worker to answer", check)
     scenes = all_scenes()
     with _empty_ledger(client):
-        messages = _play(console, scenes, check)
+        calls = _play(console, scenes, client, check)
+        messages = [call for call in calls if not call.is_merged]
         entries = _of(messages, ledger.read(client))
         fates = [message.fate() for message in messages]
         keys_left = _keys_left(client)
     for message in messages:
         app.backend.forget(message.task_id)
-    _draw(console, scenes, messages, entries)
-    _show_a_skip(console, fates)
-    expected = {message.call.what: message.scene.runs_each for message in messages}
-    return judge(fates, entries.runs, keys_left, expected)
+    _draw(console, list(chain(*scenes)), messages, entries)
+    _show_examples(console, fates, calls)
+    sent = Counter(message.call.what for message in messages)
+    expected = {message.call.what: message.scene.runs_each or sent[message.call.what] for message in messages}
+    return judge(fates, len(calls) - len(messages), entries.runs, keys_left, expected)
 
 
 @contextmanager
@@ -98,9 +100,16 @@ def _empty_ledger(client: redis.Redis) -> Iterator[None]:
         client.delete(private.LEDGER)
 
 
-def _play(console: Console, scenes: Sequence[Scene], check: Check) -> list[Message]:
-    with Progress(console, scenes) as progress:
-        return list(chain.from_iterable(play(scene, partial(progress.show, scene), check) for scene in scenes))
+def _play(console: Console, scenes: Sequence[Sequence[Scene]], client: redis.Redis, check: Check) -> list[Message]:
+    calls: list[Message] = []
+
+    def picture() -> Text:
+        return _picture(console, calls, ledger.read(client), time.time())
+
+    with Progress(console, list(chain(*scenes)), picture) as progress:
+        for together in scenes:
+            play(together, progress.show, check, calls)
+    return calls
 
 
 def _of(messages: Sequence[Message], entries: Ledger) -> Ledger:
@@ -123,17 +132,22 @@ def _keys_left(client: redis.Redis) -> list[str]:
         time.sleep(0.05)
 
 
-def _draw(console: Console, scenes: Sequence[Scene], messages: Sequence[Message], entries: Ledger) -> None:
+def _picture(console: Console, messages: Sequence[Message], entries: Ledger, now: float = 0.0) -> Text:
     looks = {message.task_id: Look(message.call.mark, message.scene.style) for message in messages}
+    return timeline(_of(messages, entries), looks, min(console.width, WIDTH), now)
+
+
+def _draw(console: Console, scenes: Sequence[Scene], messages: Sequence[Message], entries: Ledger) -> None:
+    scene_of = {message.task_id: message.scene for message in messages}
     console.print()
-    console.print(timeline(entries, looks, min(console.width, WIDTH)))
+    console.print(_picture(console, messages, entries))
     console.print()
     for scene in scenes:
-        runs = [run for run in entries.runs if looks[run.task_id].style == scene.style]
+        runs = [run for run in entries.runs if scene_of[run.task_id] is scene]
         took = f" ({took_together(runs)})" if scene.is_serial else ""
         _legend(console, scene.marks, f"bold {scene.style}", f"{scene.legend}{took}")
     _legend(console, WAITED, "yellow", "waits in line: the key is held")
-    _legend(console, SKIPPED, "yellow", "skipped: an equal call holds the key")
+    _legend(console, REFUSED, "yellow", "skipped: an equal call holds the key")
     _legend(console, FREE, "dim", "the process is free")
     console.print()
 
@@ -142,7 +156,14 @@ def _legend(console: Console, mark: str, style: str, meaning: str) -> None:
     console.print(f"  [{style}]{mark:>3}[/]  {meaning}", soft_wrap=True)
 
 
-def _show_a_skip(console: Console, fates: Sequence[Fate]) -> None:
-    fate = next((fate for fate in fates if fate.state == states.REVOKED), None)
-    if fate is not None:
-        console.print(f"A skipped call: {fate.state}, {fate.reason}\n", markup=False, soft_wrap=True)
+def _show_examples(console: Console, fates: Sequence[Fate], calls: Sequence[Message]) -> None:
+    """A skipped call, a replaced one, and what the calls that were merged have returned."""
+    for kind in (SKIPPED, REPLACED):
+        fate = next((fate for fate in fates if kind_of(fate) == kind), None)
+        if fate is not None:
+            console.print(f"A {kind} call: {fate.state}, {fate.reason}", markup=False, soft_wrap=True)
+    merged = {call.task_id for call in calls if call.is_merged}
+    for fate in fates:
+        if fate.task_id in merged and kind_of(fate) == RAN:
+            console.print(f"{fate.what}, of merged calls: it ran with {fate.reason}", markup=False, soft_wrap=True)
+    console.print()

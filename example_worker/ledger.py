@@ -57,10 +57,12 @@ class Ledger:
 
 
 def work(what: str, seconds: float) -> None:
-    """The work of a task's body: sleep, and record when the work on `what` starts and ends."""
+    """The work of a task's body: sleep, in steps, and record when the work on `what` starts and ends."""
     _write("start", current_task, what=what)
+    until = time.monotonic() + seconds
     try:
-        time.sleep(seconds)
+        while (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, 0.05))  # a body that is replaced is told between two steps
     finally:
         _write("end", current_task)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.text import Text
 
 from .ledger import Child, Ledger, Refusal, Run
 
 #: The characters for a message that finds its key held, and for a free process.
-SKIPPED, WAITED, FREE = "x", "-", "."
+REFUSED, WAITED, FREE = "x", "-", "."
 #: Seconds between two ticks of the axis. The first that leaves room for a label is used.
 _STEPS = (1, 2, 5, 10, 20)
 _LABEL_WIDTH = 6
@@ -49,29 +49,30 @@ class Scale:
         return axis[: self.columns]
 
 
-def timeline(entries: Ledger, looks: Mapping[str, Look], width: int) -> Text:
+def timeline(entries: Ledger, looks: Mapping[str, Look], width: int, now: float = 0.0) -> Text:
     """Draw a row for each process, under an axis in seconds.
 
     Args:
         entries: What the bodies recorded.
         looks: How to draw the run of each task id.
         width: Columns, including labels.
+        now: The time, in seconds since the epoch, if runs go on: they are drawn up to it.
     """
     labels = _labels(sorted({run.child for run in entries.runs} | {refusal.child for refusal in entries.refusals}))
     margin = max(map(len, labels.values()), default=0) + 2
-    scale = _scale(entries, max(width - margin, 20))
+    scale = _scale(entries, max(width - margin, 20), now)
     rows = [Text(" " * margin + scale.axis(), style="dim")]
     for child, label in labels.items():
-        runs = [run for run in entries.runs if run.child == child]
+        runs = [replace(run, end=run.end or now) for run in entries.runs if run.child == child]
         refusals = [refusal for refusal in entries.refusals if refusal.child == child]
         rows.append(Text(f"{label:<{margin}}") + _row(scale, runs, refusals, looks))
     return Text("\n").join(rows)
 
 
-def _scale(entries: Ledger, columns: int) -> Scale:
+def _scale(entries: Ledger, columns: int, now: float) -> Scale:
     times = [run.start for run in entries.runs] + [run.end for run in entries.runs if run.end]
-    start = min(times, default=0.0)
-    return Scale(start, max(times, default=start + 1.0), columns)
+    start = min(times, default=now)
+    return Scale(start, max([*times, now, start + 1.0]), columns)
 
 
 def _labels(children: Sequence[Child]) -> dict[Child, str]:
@@ -82,7 +83,7 @@ def _labels(children: Sequence[Child]) -> dict[Child, str]:
 def _row(scale: Scale, runs: Iterable[Run], refusals: Iterable[Refusal], looks: Mapping[str, Look]) -> Text:
     cells = [Text(FREE, style="dim") for _ in range(scale.columns)]
     for refusal in refusals:
-        mark = SKIPPED if refusal.policy == "skip" else WAITED
+        mark = REFUSED if refusal.policy == "skip" else WAITED
         cells[scale.column(refusal.at)] = Text(mark, style="yellow")
     for run in runs:
         look = looks[run.task_id]

@@ -11,7 +11,8 @@ from celery import states
 
 from .ledger import Run
 
-RAN, SKIPPED = states.SUCCESS, states.REVOKED
+#: What may happen to a call.
+RAN, SKIPPED, MERGED, REPLACED = "ran", "skipped", "merged", "replaced"
 
 
 @dataclass(frozen=True)
@@ -22,10 +23,19 @@ class Fate:
     what: str
     state: str
     reason: str
-    """Why it was skipped, or how it failed."""
+    """What it returned, why it was skipped, or how it failed."""
 
     def __str__(self) -> str:
         return f"{self.what}, task {self.task_id}: {self.state} {self.reason}".rstrip()
+
+
+def kind_of(fate: Fate, is_merged: bool = False) -> str:
+    """What happened to a call; empty if it has not ended."""
+    if is_merged:
+        return MERGED
+    if fate.state == states.REVOKED:
+        return REPLACED if fate.reason.startswith("replaced by") else SKIPPED
+    return {states.SUCCESS: RAN, states.FAILURE: "failed"}.get(fate.state, "")
 
 
 @dataclass(frozen=True)
@@ -34,6 +44,8 @@ class Verdict:
 
     runs: int
     skipped: int
+    merged: int
+    replaced: int
     lost: list[str]
     overlaps: list[str]
     keys_left: list[str]
@@ -52,16 +64,20 @@ class Verdict:
         """
         wrong = f"wrong: {len(self.wrong)}  " if self.wrong else ""
         return (
-            f"runs: {self.runs}  skipped: {self.skipped}  lost: {len(self.lost)}  overlaps: {len(self.overlaps)}  "
+            f"runs: {self.runs}  skipped: {self.skipped}  merged: {self.merged}  replaced: {self.replaced}  "
+            f"lost: {len(self.lost)}  overlaps: {len(self.overlaps)}  "
             f"keys left: {len(self.keys_left)}  {wrong}({seconds:.1f} s)"
         )
 
 
-def judge(fates: Sequence[Fate], runs: Sequence[Run], keys_left: Iterable[str], expected: Mapping[str, int]) -> Verdict:
+def judge(
+    fates: Sequence[Fate], merged: int, runs: Sequence[Run], keys_left: Iterable[str], expected: Mapping[str, int]
+) -> Verdict:
     """Compare what the results say with what the bodies recorded.
 
     Args:
         fates: What happened to each message, according to its result.
+        merged: How many calls sent none.
         runs: What the bodies recorded in the ledger.
         keys_left: The locks that are still held.
         expected: How many runs there must have been for each thing.
@@ -69,7 +85,9 @@ def judge(fates: Sequence[Fate], runs: Sequence[Run], keys_left: Iterable[str], 
     whole = [run for run in runs if run.end is not None]
     return Verdict(
         runs=len(whole),
-        skipped=sum(fate.state == SKIPPED for fate in fates),
+        skipped=sum(kind_of(fate) == SKIPPED for fate in fates),
+        merged=merged,
+        replaced=sum(kind_of(fate) == REPLACED for fate in fates),
         lost=_lost(fates, whole),
         overlaps=_overlaps(runs),
         keys_left=[f"still held: {key}" for key in keys_left],
@@ -89,7 +107,7 @@ def took_together(runs: Sequence[Run]) -> str:
 def _lost(fates: Sequence[Fate], whole: Sequence[Run]) -> list[str]:
     """Messages that neither finished their body nor were skipped."""
     finished = {run.task_id for run in whole}
-    lost = [fate for fate in fates if fate.state != SKIPPED and fate.task_id not in finished]
+    lost = [fate for fate in fates if kind_of(fate) != SKIPPED and fate.task_id not in finished]
     return [f"lost: {fate}" for fate in lost]
 
 
@@ -107,12 +125,12 @@ def _overlaps(runs: Sequence[Run]) -> list[str]:
 
 
 def _wrong_fates(fates: Sequence[Fate], whole: Sequence[Run]) -> list[str]:
-    """Messages whose body ran more than once, or finished although the task did not succeed."""
+    """Messages whose body ran more than once, or finished although the task neither succeeded nor was replaced."""
     times = Counter(run.task_id for run in whole)
     return [
         f"wrong: {fate}, but its body ran {times[fate.task_id]} times"
         for fate in fates
-        if times[fate.task_id] > (fate.state == RAN)
+        if times[fate.task_id] > (kind_of(fate) in {RAN, REPLACED})
     ]
 
 
@@ -131,5 +149,5 @@ def _wrong_holders(fates: Sequence[Fate], runs: Sequence[Run]) -> list[str]:
     return [
         f"wrong: {fate}, but that task did not hold the key"
         for fate in fates
-        if fate.state == SKIPPED and (fate.what, fate.reason) not in ran
+        if kind_of(fate) == SKIPPED and (fate.what, fate.reason) not in ran
     ]

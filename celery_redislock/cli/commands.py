@@ -8,7 +8,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
@@ -19,11 +19,12 @@ from celery_redislock.errors import LockKeyError, shown
 from celery_redislock.worker import remote_control
 
 from .check import check
-from .console import JSON, MATCH, TASK, Nothing, asks
+from .console import JSON, MATCH, TASK, Nothing, asks, keys
 from .locks import Locks, silent
-from .release import release
-from .rows import Row, Total, oldest_first, prometheus, table, totals, with_one_spent
+from .release import drop, release
+from .rows import ORDERS, Row, Total, prometheus, table, totals, with_one_spent
 from .sentences import counted, duration
+from .web import web
 from .why import Why
 from .workers import Counts, Workers, groups_of
 
@@ -46,12 +47,20 @@ def locks(context: click.Context, **_: Any) -> None:
 @TASK
 @MATCH
 @click.option("--waiting", is_flag=True, help="Only locks that messages wait for.")
+@click.option(
+    "--older-than", metavar="SECONDS", type=click.FloatRange(0), default=0.0, help="Only keys older than this."
+)
+@click.option("--sort", type=click.Choice([*ORDERS]), default="age", show_default=True, help="What to sort by.")
 @JSON
 @asks
-def list_(known: Locks, workers: Workers, task: str | None, match: str | None, waiting: bool, as_json: bool) -> None:
-    """List who holds locks and how many messages wait for each, oldest first."""
-    known.counts = Counts(workers)
-    rows = sorted((row for row in known.all(match, task) if row.waiting or not waiting), key=oldest_first)
+def list_(known: Locks, workers: Workers, task: str | None, match: str | None, as_json: bool, **chosen: Any) -> None:
+    """List locks, their holders and how many wait, oldest first."""
+    known.counts, waiting = Counts(workers), chosen["waiting"]
+    before = datetime.now(UTC) - timedelta(seconds=chosen["older_than"])
+    found = (row for row in known.all(match, task) if row.waiting or not waiting)
+    if chosen["older_than"]:
+        found = (row for row in found if row.token.since is not None and row.token.since < before)
+    rows = sorted(found, key=ORDERS[chosen["sort"]])
     if as_json:
         _print_json(known, rows)
     elif rows:
@@ -63,7 +72,7 @@ def list_(known: Locks, workers: Workers, task: str | None, match: str | None, w
 
 
 @locks.command(cls=CeleryCommand)
-@click.argument("key", required=False)
+@click.argument("key", required=False, shell_complete=keys)
 @click.option("--task", metavar="NAME", help="Show the lock of a call of this task, instead of a KEY.")
 @click.option("--args", metavar="JSON", default="[]", help="The positional arguments of a call of the task.")
 @click.option("--kwargs", metavar="JSON", default="{}", help="The keyword arguments of that call.")
@@ -86,7 +95,7 @@ def show(
         _print(known.held(row, now) for row in held)
         _print(_line(workers, known.counts, rows))
     if not held:
-        raise Nothing(f"{shown(name)} is free.")
+        raise Nothing(known.free(name))
 
 
 def _key_of(app: Celery, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
@@ -111,7 +120,7 @@ def _read(text: str, kind: type, option: str) -> Any:
     except ValueError:
         value = None
     if not isinstance(value, kind):
-        raise click.BadParameter(f"is not a JSON {'array' if kind is list else 'object'}", param_hint=option)
+        raise click.BadParameter(f"it is not a JSON {'array' if kind is list else 'object'}", param_hint=option)
     return value
 
 
@@ -168,7 +177,7 @@ def export(known: Locks, workers: Workers, task: str | None, match: str | None) 
 @locks.command(cls=CeleryCommand)
 @TASK
 @MATCH
-@click.option("--interval", type=float, default=2.0, show_default=True, help="Seconds between updates.")
+@click.option("--interval", type=click.FloatRange(0), default=2.0, show_default=True, help="Seconds between updates.")
 @asks
 def watch(known: Locks, workers: Workers, task: str | None, match: str | None, interval: float) -> None:
     """Show the list, and update it until Ctrl-C."""
@@ -200,7 +209,7 @@ def screen(rows: Sequence[Row], counts: Counts, took: float, width: int | None =
     for line in filter(None, (head, _missing(counts, rows))):
         yield from [line] if width is None else textwrap.wrap(line, width)
     if rows:
-        yield from table(sorted(rows, key=lambda row: (-row.waiting, *oldest_first(row)))[:SHOWN], now, width)
+        yield from table(sorted(rows, key=ORDERS["waiting"])[:SHOWN], now, width)
 
 
 def _missing(counts: Counts, rows: Sequence[Row]) -> str | None:
@@ -230,5 +239,5 @@ def _print_json(known: Locks, rows: Iterable[Row]) -> None:
     _print(json.dumps(known.to_json(row)) for row in rows)
 
 
-locks.add_command(release)
-locks.add_command(check)
+for _command in (release, check, drop, web):
+    locks.add_command(_command)

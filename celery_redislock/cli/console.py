@@ -5,19 +5,26 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import islice
 from typing import IO, Any
 
 import click
+from celery import Celery
+from celery.app.utils import find_app
 from celery.platforms import EX_UNAVAILABLE
 from redis.exceptions import RedisError
 
-from celery_redislock.app import server_of
-from celery_redislock.connection.connect import address
+from celery_redislock.app import server_of, source_of
+from celery_redislock.connection.connect import OPTIONS_SETTINGS, address
 from celery_redislock.errors import LONGEST, LockConfigError, LockUnavailable, describe, shown
+from celery_redislock.worker.server_check import remedy_for
 
-from .locks import Locks
+from .locks import Locks, literal
 from .workers import Workers
 
+#: How many keys a shell is offered.
+MOST_KEYS = 100
 TASK = click.option("--task", metavar="NAME", help="Only locks that this task holds.")
 MATCH = click.option("--match", metavar="GLOB", help="Only keys that match this pattern, as in Redis' SCAN.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
@@ -47,6 +54,15 @@ class Unavailable(click.ClickException):
     exit_code = EX_UNAVAILABLE
 
 
+def keys(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """Complete a key, for the shell, if the app can be loaded and its lock server answers."""
+    with suppress(Exception):  # a shell shows no errors
+        app = find_app(context.find_root().params["app"])
+        app.loader.import_default_modules()
+        return [row.part.key for row in islice(Locks(app).all(f"{literal(incomplete)}*"), MOST_KEYS)]
+    return []
+
+
 def asks(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the app's locks and workers, and ``--timeout``; report in one line what is unreachable."""
 
@@ -63,8 +79,16 @@ def asks(command: Callable[..., None]) -> Callable[..., None]:
         except LockConfigError as error:
             raise Unavailable(str(error)) from None
         except RedisError as error:
-            why = shown(error.reason, LONGEST) if isinstance(error, LockUnavailable) else describe(error)
-            where = address(server_of(app).client)
-            raise Unavailable(f"could not reach the lock server {where}: {why}") from None
+            raise Unavailable(unreachable(app, error)) from None
+        except UnicodeEncodeError:  # the scripts take only keys that are text
+            raise Refused("Not released: a key that is not UTF-8 is not a lock. Delete it with redis-cli.") from None
 
     return run
+
+
+def unreachable(app: Celery, error: RedisError) -> str:
+    """What an error of the lock server means, and what to do."""
+    why = shown(error.reason, LONGEST) if isinstance(error, LockUnavailable) else describe(error)
+    where, setting = address(server_of(app).client), source_of(app.conf).setting
+    remedy = remedy_for(error)[1].format(url=setting, options=OPTIONS_SETTINGS[setting])
+    return f"could not reach the lock server {where}: {why}; {remedy}"

@@ -23,7 +23,7 @@ from celery_redislock.errors import shown
 from celery_redislock.hold.held_lock import INTERVAL
 from celery_redislock.options import resolve_settings
 from celery_redislock.protocol.names import MAX_CAPACITY, Demand, LockPart, keys_of
-from celery_redislock.protocol.tokens import RUNNING, Token, known_as
+from celery_redislock.protocol.tokens import RUNNING, Token, escape, known_as
 from celery_redislock.task.plan import LockPlan
 
 from .rows import FREE, Calls, Row
@@ -80,7 +80,7 @@ class Locks:
         Raises:
             RedisError: Redis did not answer, or refused the command.
         """
-        pattern = _literal(self.prefix) + "*" if match is None else match
+        pattern = literal(self.prefix) + "*" if match is None else match
         name, seen, matches = task and known_as(task), set(), matcher(pattern)
         unseen = {lock for lock in self.counts.locks if matches(lock)}
         for row in self._scan(pattern):
@@ -95,6 +95,11 @@ class Locks:
     def ours(self, row: Row) -> bool:
         """Whether a key belongs to this package: it begins with the app's prefix, or holds a token."""
         return row.part.key.startswith(self.prefix) or row.token.since is not None
+
+    def free(self, key: str) -> str:
+        """A sentence about a key that nothing holds. A task's key may have been named without its prefix."""
+        lacks = "" if key.startswith(self.prefix) else f"; the keys of tasks begin with {shown(self.prefix)}"
+        return f"{shown(key)} is free{lacks}."
 
     def of(self, key: str) -> list[Row]:
         """The holders of the lock `key` (several if it has a limit), and the place in its queue if reserved.
@@ -118,7 +123,7 @@ class Locks:
         """Release the key of `row`, unless its holder has changed by now.
 
         As after every release, the first in line is called. A run that held the key goes on; its keeper notices the
-        loss at the next renewal.
+        loss at the next renewal. If the key was reserved for a job, the job's window is closed too.
 
         Returns:
             Whether the key was released.
@@ -127,7 +132,14 @@ class Locks:
             LockUnavailable: Redis did not answer, or refused the command.
         """
         demand = Demand(row.part.lock, MAX_CAPACITY) if row.part.kind == "permit" else Demand(row.part.key)
-        return self._server.store.release(demand, row.token, exactly=True)
+        store, attempt = self._server.store, row.token.attempt
+        if not store.release(demand, row.token, exactly=True):
+            return False
+        if row.token.is_reserved and attempt is not None and row.calls is None:
+            names = keys_of(row.part.lock)
+            closes = names.window(escape(row.token.task or "")), names.given(attempt.job)
+            store.give_up(Demand(row.part.lock), row.token.nonce, is_to_come=False, closes=closes)
+        return True
 
     def held(self, row: Row, now: datetime) -> str:
         """A sentence about a key: who holds it, since when and until when, and whether the process is alive."""
@@ -278,7 +290,7 @@ def _bytes(key: str) -> bytes:
     return key.encode("utf-8", "surrogateescape")
 
 
-def _literal(text: str) -> str:
+def literal(text: str) -> str:
     """`text` as a pattern that matches only itself."""
     return "".join(f"\\{one}" if one in "*?[]\\" else one for one in text)
 

@@ -12,13 +12,14 @@ from celery.bin.base import CeleryCommand
 from celery_redislock.errors import LONGEST, shown
 from celery_redislock.protocol.tokens import RUNNING
 
-from .console import Nothing, Refused, asks
+from .console import Nothing, Refused, Unavailable, asks, keys
 from .locks import Locks, silent
 from .rows import Row, oldest_first, table
 from .sentences import Say, counted
 from .workers import Counts, Workers
 
-_HARM = {
+#: What a release means, by the state of the key.
+HARM = {
     **dict.fromkeys(
         RUNNING, "Its run is not stopped: it learns of the loss at its next renewal. Another run may start now."
     ),
@@ -31,7 +32,7 @@ _HARM = {
 
 
 @click.command(cls=CeleryCommand)
-@click.argument("key", required=False)
+@click.argument("key", required=False, shell_complete=keys)
 @click.option("--match", metavar="GLOB", help="All keys that match this pattern, instead of a KEY.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be released.")
 @click.option("--yes", is_flag=True, help="Release without asking.")
@@ -64,8 +65,59 @@ def release(
         click.echo(f"{len(rows)} would be released; nothing was.")
         return
     if not yes:
-        _ask(len(rows))
+        _ask("Release", len(rows))
     _release(known, rows)
+
+
+@click.command(cls=CeleryCommand)
+@click.argument("key", shell_complete=keys)
+@click.option("--yes", is_flag=True, help="Drop without asking.")
+@asks
+def drop(known: Locks, workers: Workers, key: str, yes: bool) -> None:
+    """End the messages that wait for a lock, after asking. The run that holds it goes on."""
+    line = WaitingLine(known, workers, key)
+    click.echo(line.would_end)
+    if not yes:
+        _ask("Drop", line.number)
+    click.echo(f"dropped: {line.drop()}")
+    if line.silent:
+        raise Refused(f"These workers did not answer; ask again: {', '.join(line.silent)}")
+
+
+class WaitingLine:
+    """The messages that wait for a key, to be dropped.
+
+    Attributes:
+        number: How many there are.
+        would_end: What dropping them means, as a sentence.
+        silent: The workers that did not answer to `drop`.
+
+    Raises:
+        Nothing: No message waits.
+        Unavailable: The workers could not be asked.
+    """
+
+    def __init__(self, known: Locks, workers: Workers, key: str) -> None:
+        self._rows, self._workers, self.silent = known.of(key), workers, list[str]()
+        self._lock = self._rows[0].part.lock if self._rows else key
+        found = workers.ask("redislock_waiting", {"key": self._lock})
+        self._waiting = {name: len(messages) for name, messages in found.items() if messages}
+        if workers.problem:
+            raise Unavailable(f"nothing was dropped: {Say.WORKERS_AWAY(error=workers.problem)}")
+        if not self._waiting:
+            raise Nothing(f"No message waits for {shown(self._lock, LONGEST)} in the workers that answered.")
+        self.number = sum(self._waiting.values())
+        self.would_end = (
+            f"{counted(self.number, 'message')} in {counted(len(self._waiting), 'worker')} would end as REVOKED, each"
+            " with the rest of its chain and its chord."
+        )
+
+    def drop(self) -> int:
+        """Drop them, and those that come to wait within an hour. Return how many were dropped."""
+        holders = [one.attempt.task_id for row in self._rows if (one := row.token).is_running and one.attempt]
+        answers = self._workers.ask("redislock_drop", {"key": self._lock, "spared": holders})
+        self.silent = sorted(self._waiting.keys() - answers.keys())
+        return sum(answers.values())
 
 
 def _held_at(known: Locks, key: str) -> list[Row]:
@@ -78,9 +130,7 @@ def _held_at(known: Locks, key: str) -> list[Row]:
     if found := [row for row in rows if row.part.key == key]:
         return found
     others = ", ".join(shown(row.part.key) for row in rows)
-    raise Nothing(
-        f"{shown(key)} is free{f'; other keys of this lock are held: {others}. Name one of them' if others else ''}."
-    )
+    raise Nothing(known.free(key) + (f" Other keys of this lock are held: {others}. Name one of them." if rows else ""))
 
 
 def _show(known: Locks, rows: Sequence[Row], workers: Workers) -> None:
@@ -94,12 +144,12 @@ def _show(known: Locks, rows: Sequence[Row], workers: Workers) -> None:
     click.echo(known.held(rows[0], now))
     if strange:
         click.echo("Its value is not a token of this package: make sure that it is a lock.")
-    for line in _answers(rows[0], workers):
+    for line in answers_of(rows[0], workers):
         click.echo(line)
-    click.echo(_HARM[rows[0].state])
+    click.echo(HARM[rows[0].state])
 
 
-def _answers(row: Row, workers: Workers) -> Iterator[str]:
+def answers_of(row: Row, workers: Workers) -> Iterator[str]:
     """Whether the holder's worker answers, and what it says about the run."""
     host, attempt = row.token.hostname or "", row.token.attempt
     if attempt is None or "@" not in host:  # a publisher's host is not a worker
@@ -114,16 +164,16 @@ def _answers(row: Row, workers: Workers) -> Iterator[str]:
         yield f"Its worker {shown(host)} answers: the task {runs}."
 
 
-def _ask(count: int) -> None:
+def _ask(verb: str, count: int) -> None:
     """Ask the user to confirm.
 
     Raises:
         Refused: The user declines, or there is no terminal.
     """
     if not sys.stdin.isatty():
-        raise Refused("Nothing was released: there is no terminal to confirm at. Add --yes to skip that.")
-    if not click.confirm(f"Release {'it' if count == 1 else f'all {count}'}?"):
-        raise Refused("Nothing was released.")
+        raise Refused("Nothing was done: there is no terminal to confirm at. Add --yes to skip that.")
+    if not click.confirm(f"{verb} {'it' if count == 1 else f'all {count}'}?"):
+        raise Refused("Nothing was done.")
 
 
 def _release(known: Locks, rows: Sequence[Row]) -> None:

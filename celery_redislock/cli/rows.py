@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from celery_redislock.errors import LockInfo, shown
 from celery_redislock.protocol.names import LockPart
@@ -35,8 +35,10 @@ COLUMNS = {
 METRICS = {
     "held": "Locks and permits that are held.",
     "kept": "Keys that are kept and have no holder: queued, cooling, spent or offered.",
+    "reserved": "Those of them that are reserved for a message that has not started.",
     "waiting": "Messages that wait for a lock; a process in line whose messages are unknown counts as one.",
     "oldest_wait_seconds": "How long ago the first message in line was published.",
+    "longest_hold_seconds": "How long ago the first of the locks that are held was acquired.",
 }
 
 
@@ -106,6 +108,15 @@ def oldest_first(row: Row) -> tuple[datetime, str]:
     return row.token.since or _NEVER, row.part.key
 
 
+#: The orders of a list, by name.
+ORDERS: dict[str, Callable[[Row], Any]] = {
+    "age": oldest_first,
+    "waiting": lambda row: (-row.waiting, *oldest_first(row)),
+    "key": lambda row: row.part.key,
+    "task": lambda row: (row.token.task or "", *oldest_first(row)),
+}
+
+
 def table(rows: Iterable[Row], now: datetime, width: int | None = None) -> Iterator[str]:
     """The lines of a table, with its header.
 
@@ -157,23 +168,30 @@ class Total(NamedTuple):
     held: int = 0
     kept: int = 0
     """How many keys are kept without a holder: queued, cooling or offered."""
+    reserved: int = 0
+    """How many of these are reserved for a message that has not started."""
     waiting: int = 0
     """How many messages wait, as `Row.waiting` counts them."""
     oldest_wait_seconds: float = 0.0
     """How long ago the first waiting message was published; 0 if no message waits."""
+    longest_hold_seconds: float = 0.0
+    """How long ago the first of the held locks was acquired; 0 if none is held."""
 
     def __add__(self, other: Total) -> Total:  # type: ignore[override]
-        oldest = max(self.oldest_wait_seconds, other.oldest_wait_seconds)
-        return Total(self.held + other.held, self.kept + other.kept, self.waiting + other.waiting, oldest)
+        return Total(*map(sum, zip(self[:4], other[:4], strict=True)), *map(max, self[4:], other[4:]))
 
 
 def totals(rows: Iterable[Row]) -> dict[str, Total]:
     """The totals by task name; the name is empty for locks outside tasks."""
     lines: set[str] = set()
     found: defaultdict[str, Total] = defaultdict(Total)
+    now = datetime.now(UTC)
     for row in rows:
-        if row.state != "free":
-            found[row.token.task or ""] += Total(int(row.state in RUNNING), int(row.state not in RUNNING))
+        if row.state in RUNNING:
+            held = (now - (row.token.since or now)).total_seconds()
+            found[row.token.task or ""] += Total(held=1, longest_hold_seconds=max(0.0, held))
+        elif row.state != "free":
+            found[row.token.task or ""] += Total(kept=1, reserved=int(row.state in {"queued", "sending"}))
         if row.waiting and row.part.lock not in lines:  # all permits of a lock share one line
             lines.add(row.part.lock)
             for task, waits in row.waits.items():

@@ -35,6 +35,7 @@ class Say(Enum):
     HOLDS = "It has held {lock} since {since}."
     NEEDS_NONE = "It needs no lock."
     NOT_ASKED = "It has not asked for its lock yet."
+    OTHER_KEY = "Its publisher reserved {reserved}, but its worker computed {lock}: do both run the same version?"
     HOLDS_NOTHING = "It does not hold {lock}: it lost it, runs without it (lock_on_outage), or is just ending."
     DIED = "Task {task} was in a process of worker {worker} that HAS DIED. The worker releases its lock if it held one."
     COMES_AGAIN = "Its message will soon be delivered again, or its next attempt sent."

@@ -41,6 +41,10 @@ _LACKS = {"slot": Say.NO_PROCESS, "rate": Say.NO_RATE, "server": Say.NO_SERVER}
 _STORES = ("mark_as_done", "_dispatch_callbacks_and_chain")
 
 
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
 class Said(NamedTuple):
     """One part of the answer."""
 
@@ -142,7 +146,6 @@ class Why:
         self._locks = locks
         self._workers = workers
         self._id = task_id
-        self._now = datetime.now(UTC)
 
     def said(self) -> Iterator[Said]:
         """The answer, part by part, beginning with the task itself.
@@ -183,7 +186,7 @@ class Why:
 
     def _row(self, row: Row) -> Said:
         """Who holds a key, or for whom it is kept."""
-        return Said(self._locks.held(row, self._now), self._locks.to_json(row))
+        return Said(self._locks.held(row, _now()), self._locks.to_json(row))
 
     def _is_mine(self, row: Row) -> bool:
         attempt = row.token.attempt
@@ -198,7 +201,7 @@ class Why:
         match what["is"]:
             case "waiting":
                 waited = what["waited"]
-                since = self._now - timedelta(seconds=waited)
+                since = _now() - timedelta(seconds=waited)
                 text = Say.WAITS(lock=lock, waited=duration(waited), **named)
                 yield Said(text, self._about("waiting", **about, since=since))
                 yield from self._waiting(what)
@@ -211,6 +214,8 @@ class Why:
             case state:
                 text = _IN_WORKER[state](lock=lock, eta=what.get("eta"), **named)
                 yield Said(text, self._about(state, **about))
+        if lock is not None and what.get("reserved") not in {None, lock}:
+            yield Said(Say.OTHER_KEY(reserved=what["reserved"], lock=lock))
 
     def _waiting(self, what: Mapping[str, Any]) -> Iterator[Said]:
         """Say who holds a waiting message's key, why it waits if the key is free, and how many are ahead of it."""
@@ -255,7 +260,7 @@ class Why:
         lock, since = what["lock"], what["since"] and datetime.fromtimestamp(what["since"], UTC)
         rows = self._locks.of(lock) if lock is not None else []
         mine = [row for row in rows if self._is_mine(row)]
-        text = Say.RUNS(since=moment(since, self._now), **named)
+        text = Say.RUNS(since=moment(since, _now()), **named)
         yield Said(text, self._locks.to_json(mine[0]) if mine else self._about("running", **about, since=since))
         if lock is None:
             yield Said((Say.NOT_ASKED if what["needs_lock"] else Say.NEEDS_NONE)())
@@ -263,7 +268,7 @@ class Why:
             yield Said(Say.HOLDS_NOTHING(lock=lock))
             yield from map(self._row, rows)
         for row in mine:
-            yield Said(Say.HOLDS(lock=row.part.key, since=moment(row.token.since, self._now)))
+            yield Said(Say.HOLDS(lock=row.part.key, since=moment(row.token.since, _now())))
             if row.token.asked_by:
                 yield Said(Say.STOPPING(newer=row.token.asked_by))
 
@@ -278,7 +283,7 @@ class Why:
         if result.status == states.PENDING:
             return
         state, say = result.described()
-        at = f" at {moment(result.since, self._now)}" if result.since else ""
+        at = f" at {moment(result.since, _now())}" if result.since else ""
         error = "" if result.value is None else type(result.value).__name__
         known = {"id": self._id, "at": at, "status": result.status, "error": error, "reason": result.reason}
         pause = duration(LONGEST_PAUSE_WHILE_FULL)
@@ -305,7 +310,7 @@ class Why:
             is_next = state == "queued" and attempt is not None and (attempt.retries or attempt.replaced)
             say = Say.NEXT_ATTEMPT if is_next else _TELLS[state]
             yield Said(say(again=redelivery(self._locks.app)), self._locks.to_json(row))
-            yield Said(self._locks.held(row, self._now))
+            yield Said(self._locks.held(row, _now()))
         if any(row.state in RUNNING for row in rows):
             yield from map(Said, silent(rows, self._answered))
 

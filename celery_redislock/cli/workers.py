@@ -136,6 +136,7 @@ class Counts:
         locks: The waiting messages, by lock and task.
         inside: The workers that have waiting messages, by lock.
         rooms: The names under which the workers that answered stand in line.
+        telling: The workers that send the events of locks.
     """
 
     def __init__(self, workers: Workers | None = None) -> None:
@@ -145,6 +146,7 @@ class Counts:
             self.unasked = f"{Say.WORKERS_AWAY(error=workers.problem)} Each process in line counts as one message."
         self.conflicts = {worker: int(answer["conflicts"]) for worker, answer in answers.items()}
         self.rooms = {str(room) for answer in answers.values() for room in answer["rooms"]}
+        self.telling = {worker for worker, answer in answers.items() if answer.get("events")}
         self.locks: defaultdict[str, defaultdict[str, Waits]] = defaultdict(lambda: defaultdict(Waits))
         self.inside: defaultdict[str, set[str]] = defaultdict(set)
         for worker, answer in answers.items():

@@ -69,7 +69,7 @@ class NodeConnections:
         return False
 
     def close(self) -> None:
-        """Close all connections, also those used to look up the hash slots."""
+        """Close all connections, including those used to look up the hash slots."""
         for connections in [*self._of_nodes.values()]:
             connections.close()
         self._cluster.close()
@@ -83,6 +83,10 @@ class NodeConnections:
                 return self._connections_of(at).ask(command, asking=asking)
             except RedisError as error:
                 at, asking = route.throw(error)
+
+    def ask_all(self, commands: Sequence[Command]) -> list[Reply]:
+        """Return the replies to `commands`, one after the other: their keys are in different hash slots."""
+        return [*map(self.ask, commands)]
 
     def _connections_of(self, address: Node) -> Connections:
         connections = self._of_nodes.get(address)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import redis
@@ -69,6 +69,26 @@ class Connection:
             redis_port.send(self._raw, _words("EVAL", command.script.text, command), checks_health=True)
             reply = redis_port.answer_on(self._raw)
         return reply if type(reply) is list else [reply]
+
+    def ask_all(self, commands: Sequence[Command]) -> list[Reply]:
+        """Return the replies to `commands`, in one round trip if the server knows the scripts."""
+        checks_health = self.late is None
+        for number, command in enumerate(commands):
+            words = _words("EVALSHA", command.script.sha, command)
+            redis_port.send(self._raw, words, checks_health=checks_health and not number)
+        self.read_late()
+        replies: list[Any] = []
+        for _ in commands:
+            try:
+                replies.append(redis_port.answer_on(self._raw))
+            except ResponseError as error:  # the others must be read all the same
+                replies.append(error)
+        for number, reply in enumerate(replies):
+            if isinstance(reply, NoScriptError):
+                replies[number] = self.ask(commands[number])
+            elif isinstance(reply, ResponseError):
+                raise reply
+        return [reply if type(reply) is list else [reply] for reply in replies]
 
     def send_late(self, late: Late) -> None:
         """Send a command. Its reply is read later."""
@@ -154,6 +174,17 @@ class Connections:
             raise
         self._put(connection)
         return answer
+
+    def ask_all(self, commands: Sequence[Command]) -> list[Reply]:
+        """Like `Connection.ask_all`, but on a connection that no other thread uses at the same time."""
+        connection = self._take_connection()
+        try:
+            replies = connection.ask_all(commands)
+        except BaseException:
+            self._drop(connection)
+            raise
+        self._put(connection)
+        return replies
 
     def send_late(self, late: Late) -> bool:
         """Send a command, and return True without its reply."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -35,6 +35,13 @@ class Transport(Protocol):
 
         Raises:
             RedisError: The server did not answer, or refused the command.
+        """
+
+    def ask_all(self, commands: Sequence[Command]) -> list[Reply]:
+        """Return the replies to `commands`, each sent once; in one round trip, if one server has all keys.
+
+        Raises:
+            RedisError: As for `ask`, for one of them.
         """
 
     def send_late(self, late: Late) -> bool:
@@ -106,6 +113,28 @@ class Sender:
             outage.answered(command.script)
         return reply, sent_at, resent
 
+    def ask_all(self, commands: Sequence[Command], undo: Callable[[], Sequence[Command]]) -> tuple[list[Reply], float]:
+        """Send `commands`, each of which asks for a key, once. Return the replies, and when they were sent.
+
+        If a reply is missing, the commands that `undo` returns are sent.
+
+        Raises:
+            LockUnavailable: As for `ask`. The outage of the server is left for the next command to find.
+        """
+        for command in commands:
+            reason = self.outage_of(command.keys[0]).unreachable
+            if reason is not None:
+                raise LockUnavailable(command.keys[0], reason)
+        sent_at = time.monotonic()
+        try:
+            return self._transport.ask_all(commands), sent_at
+        except BaseException as error:
+            for command in undo():
+                self.undo(command)
+            if isinstance(error, RedisError):
+                raise LockUnavailable(commands[0].keys[0], describe(error)) from error
+            raise
+
     def ask_once(self, command: Command) -> Reply:
         """Send `command` once.
 
@@ -126,7 +155,7 @@ class Sender:
     def is_done(self, command: Command) -> bool:
         """Send a command that only the owner of its key may give, and return whether the caller was the owner.
 
-        Return True also if a lost reply leaves that open.
+        Return True even if a lost reply leaves that open.
 
         Raises:
             LockUnavailable: The server did not answer, or refused the command.

@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, Protocol
 
 from redis.exceptions import RedisError
@@ -159,7 +159,7 @@ class Renews(Protocol):
 
 
 class HeldLock(Term):
-    """A lock from its grant to its release.
+    """A lock from its grant to its release. If a run holds several, the first of `lock_key` stands for all of them.
 
     Attributes:
         hold (Hold): Its owner's life with the key. Only the owner's thread uses it.
@@ -175,6 +175,7 @@ class HeldLock(Term):
     __slots__ = (
         "__weakref__",
         "_lost",
+        "_others",
         "calls",
         "fence",
         "hold",
@@ -208,6 +209,7 @@ class HeldLock(Term):
         self.max_hold = max_hold
         self.stop_at = math.inf
         self._lost: str | None = None
+        self._others: tuple[HeldLock, ...] = ()
 
     def __repr__(self) -> str:
         return f"<HeldLock {self.key} {self.state}>"
@@ -233,9 +235,26 @@ class HeldLock(Term):
         """What the key holds while the lock is held."""
         return self.hold.token
 
+    def stand_for(self, others: Iterable[HeldLock]) -> None:
+        """Have this lock stand for those of the same run too: it is lost if any of them is."""
+        self._others = tuple(others)
+
+    @property
+    def parts(self) -> tuple[HeldLock, ...]:
+        """The locks of all keys that the run holds, this one first. A rate is not among them: nothing of it is held."""
+        return (self, *self._others)
+
     @property
     def remaining(self) -> float:
-        """Seconds until the holder's own deadline, which each renewal moves; 0.0 once the lock is lost."""
+        """Seconds until the holder's own deadline, which each renewal moves; 0.0 once the lock is lost.
+
+        With several locks, this is the least of theirs.
+        """
+        return min(self.left, *(one.left for one in self._others)) if self._others else self.left
+
+    @property
+    def left(self) -> float:
+        """`remaining`, of this key alone."""
         return 0.0 if self._lost else max(0.0, self.deadline - time.monotonic())
 
     @property
@@ -253,16 +272,17 @@ class HeldLock(Term):
             LockLost: The key was lost, or was not renewed by the holder's deadline.
             LockReplaced: The run is asked to stop, because a newer call waits. The lock is still held.
         """
-        self._check_held()
+        for part in self.parts:
+            part._check_held()
         if self.replaced is not None:
             raise LockReplaced(self.key, self.replaced)
 
     def _check_held(self) -> None:
-        if self.remaining <= 0:
+        if self.left <= 0:
             raise LockLost(self.key, self._lost or "its lease has ended")
 
     def extend(self, ttl: float | None = None) -> None:
-        """Renew the key now. A lock that a keeper renews does not need this.
+        """Renew the key now, or the keys of all `parts`. A lock that a keeper renews does not need this.
 
         Args:
             ttl: Seconds from now; None for a whole lease.
@@ -271,6 +291,10 @@ class HeldLock(Term):
             LockLost: The key is no longer held.
             LockUnavailable: Redis did not answer, or refused the command; the lock is still held until its deadline.
         """
+        for part in self.parts:
+            part._extend(ttl)
+
+    def _extend(self, ttl: float | None) -> None:
         self._check_held()
         renewal = self.extending(ttl)
         try:

@@ -191,7 +191,7 @@ class Keeper:
             if isinstance(answer, RedisError):  # from one node of a Cluster
                 lock.unanswered(renewal)
                 unanswered[lock] = answer
-            elif answer and lock.remaining > 0:
+            elif answer and lock.left > 0:
                 lock.answered(renewal)
                 if answer.asked_by and lock in self._held:
                     lock.ask_to_stop(answer.asked_by)

@@ -171,7 +171,7 @@ def check_parameters(task: str, option: str, wanted: Iterable[str], parameters: 
     for name in wanted:
         if name not in parameters:
             raise LockConfigError(
-                f"{task}: {option} names {name!r}, which is not a parameter of the task; it has: "
+                f"{task}: {option} names {name!r}, which is not one of its parameters: "
                 f"{', '.join(parameters) or 'none'}"
             )
 

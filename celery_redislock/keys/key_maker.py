@@ -43,8 +43,10 @@ class KeyMaker:
         task: The task's name, for digest names and error messages.
         signature: The signature of the task's body, without ``self``.
         lock_args: The parameters that make up the name; None for all.
-        lock_key: A template over parameter names, or a callable that takes the bound arguments and returns the name.
+        lock_key: A template over parameter names, or a callable that takes the bound arguments and returns the name, or
+            a list of names.
         remedy: For error messages: what the user can do if an argument cannot be part of a name.
+        option: For error messages: the option that `lock_key` comes from.
 
     Raises:
         LockConfigError: Both `lock_args` and `lock_key` are given, a parameter does not exist, or the template is
@@ -56,8 +58,10 @@ class KeyMaker:
         task: str,
         signature: inspect.Signature,
         lock_args: Iterable[str] | None = None,
-        lock_key: str | Callable[[Arguments], str] | None = None,
+        lock_key: str | Callable[[Arguments], str | Sequence[str]] | None = None,
         remedy: str = "leave the parameter out with lock_args, or name the lock with lock_key",
+        *,
+        option: str = "lock_key",
     ) -> None:
         if lock_args is not None and lock_key is not None:
             raise LockConfigError(f"{task}: lock_key and lock_args are both set; set one of them")
@@ -68,6 +72,7 @@ class KeyMaker:
         #: Maps the arguments of a call to parameters, with defaults applied. Raises TypeError if they do not fit.
         self.bind = binder(task, signature)
         parameters = tuple(signature.parameters)
+        self._namer: Callable[[Arguments], str | list[str]]
         #: The parameters that make up the name; None if all do, or if `lock_key` is a callable, which may use any.
         self._needed: frozenset[str] | None = None
         if lock_key is None:
@@ -76,19 +81,27 @@ class KeyMaker:
             self._fields = frozenset(chosen)
             self._needed = None if lock_args is None else self._fields
         elif callable(lock_key):
-            self._namer = _callable_namer(task, lock_key)
+            self._namer = _callable_namer(task, lock_key, option)
         else:
-            self._namer = template_namer(task, parameters, lock_key)
-            self._needed = self._fields = frozenset(field for _, field in parse_template(task, lock_key) if field)
+            self._namer = template_namer(task, parameters, lock_key, option)
+            self._needed = self._fields = frozenset(
+                field for _, field in parse_template(task, lock_key, option) if field
+            )
 
-    def completed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    def completed(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], others: Sequence[KeyMaker] = ()
+    ) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """Complete a call without changing its name: missing arguments that are not in the name become None.
+
+        Nor do they change the names that `others` make of the call.
 
         Raises:
             TypeError: An argument that is part of the name is missing, or the arguments do not fit the signature.
         """
-        if self._needed is None:
+        needs = [maker._needed for maker in (self, *others)]
+        if None in needs:
             return args, kwargs
+        of_name = frozenset[str]().union(*filter(None, needs))
         try:
             bound = self._signature.bind_partial(*args, **kwargs)
         except TypeError as error:
@@ -97,7 +110,7 @@ class KeyMaker:
             p.name for p in self._signature.parameters.values() if p.default is p.empty and p.kind not in _STARS
         ]
         lacking = [name for name in required if name not in bound.arguments]
-        if needed := [name for name in lacking if name in self._needed]:
+        if needed := [name for name in lacking if name in of_name]:
             raise TypeError(f"{self._task}() lacks arguments that its lock's key needs: {', '.join(needed)}")
         bound.arguments.update(dict.fromkeys(lacking))
         return bound.args, bound.kwargs
@@ -117,7 +130,22 @@ class KeyMaker:
         Raises:
             LockKeyError: They cannot be made into a name.
         """
-        return _shortened(self._namer(arguments))
+        made = self._namer(arguments)
+        if isinstance(made, str):
+            return _shortened(made)
+        raise LockKeyError(
+            f"{self._task}: lock_key returned several keys, which is not allowed with lock_scope 'job' or 'queue', "
+            "lock_on_conflict 'join', lock_hold_on_retry, lock_rate or lock_fair"
+        )
+
+    def names_of(self, arguments: Arguments) -> list[str]:
+        """Return the names for a call with these arguments: one, or several if `lock_key` has returned several.
+
+        Raises:
+            LockKeyError: They cannot be made into a name, or `lock_key` has returned no name.
+        """
+        made = self._namer(arguments)
+        return [_shortened(made)] if isinstance(made, str) else [*map(_shortened, made)]
 
     def groups(self, lock_fair: str) -> Namer:
         """Return a function that names the group of a call: by a digest for a parameter, or in words for a template.
@@ -201,9 +229,9 @@ def _wired(task: str, what: str, parameter: str, arguments: Arguments, remedy: s
     try:
         return wire(arguments[parameter])
     except Exception:  # noqa: BLE001 - a type's own __json__ may raise anything; the message may show the value
-        kind = type(arguments[parameter]).__name__
+        one = f"a value of type {type(arguments[parameter]).__name__}"
         raise LockKeyError(
-            f"{task}: parameter {parameter!r} cannot be {what}: its {kind} cannot be encoded as JSON; {remedy}"
+            f"{task}: parameter {parameter!r} cannot be {what}: {one} cannot be encoded as JSON; {remedy}"
         ) from None
 
 
@@ -211,17 +239,24 @@ def _shortened(name: str) -> str:
     return name if len(name) < MAX_NAME else f"{name[: MAX_NAME - 33]}:{digest(name)}"
 
 
-def _callable_namer(task: str, lock_key: Callable[[Arguments], str]) -> Namer:
-    """Return a function that calls the user's `lock_key` for each name and checks its result."""
+def _callable_namer(
+    task: str, lock_key: Callable[[Arguments], str | Sequence[str]], option: str
+) -> Callable[[Arguments], str | list[str]]:
+    """Return a function that calls the user's `lock_key` for each call and checks its result."""
 
-    def name(arguments: Arguments) -> str:
+    def checked(made: Any, of: str = "") -> str:
+        if not isinstance(made, str) or not made:
+            raise LockKeyError(f"{task}: {option} must return a non-empty str, not {of}{type(made).__name__}")
+        return printable(str.__str__(made), UNSAFE)
+
+    def name(arguments: Arguments) -> str | list[str]:
         try:
             made = lock_key(arguments)
         except Exception as error:
-            raise LockKeyError(f"{task}: lock_key raised {blame(error)}") from error
-        if not isinstance(made, str) or not made:
-            raise LockKeyError(f"{task}: lock_key must return a non-empty str, not {type(made).__name__}")
-        return printable(str.__str__(made), UNSAFE)
+            raise LockKeyError(f"{task}: {option} raised {blame(error)}") from error
+        if option == "lock_key" and isinstance(made, list | tuple) and made:
+            return [checked(one, "a list of ") for one in made]
+        return checked(made)
 
     return name
 

@@ -105,6 +105,7 @@ class Line:
         watching: Those of them that may start before their turn.
         aside: The lines that the line is set aside with; see `Lines`.
         refreshed: When the room last told the server its rank, by `time.monotonic()`.
+        is_offered: Whether a hint says that the key is offered to the room, which has not answered yet.
         has_declined: Whether the room was offered the key while it had no slot. It then stays out of line until it has
             a slot.
     """
@@ -117,7 +118,7 @@ class Line:
         #: The waiters of each group, by when they were published.
         self._groups: dict[str, Ordered[Waiter]] = {}
         self.aside: Ordered[Line] | None = None
-        self.has_declined = False
+        self.is_offered = self.has_declined = False
         self.refreshed = -math.inf
         self._watched_since = -math.inf
         #: The waiters that were called and may still be on their way, each with the time of its call.
@@ -175,9 +176,19 @@ class Line:
         self._called = [(at, waiter) for at, waiter in self._called if waiter.is_coming()]
         return sum(time.monotonic() - at > CALLED_FOR for at, _ in self._called) >= self.demand.capacity
 
-    def stand(self) -> None:
-        """Record that the room stands in line with the rank of its first waiter from now on."""
-        self.rank, self.refreshed, self.has_declined = self.first.rank, time.monotonic(), False
+    def stand(self, rank: int) -> None:
+        """Record that the room stands in line with this rank from now on."""
+        self.rank, self.refreshed = rank, time.monotonic()
+        self.has_declined = self.is_offered = False
+
+    def is_before(self, waiter: Waiter) -> bool:
+        """Whether another waiter of this room goes before `waiter` in this line."""
+        first = self.waiters.first(1)
+        return bool(first) and first[0] is not waiter and first[0].rank <= waiter.rank
+
+    def next_rank(self, waiter: Waiter) -> int | None:
+        """The rank of the first waiter but `waiter`; None if there is none."""
+        return next((one.rank for one in self.waiters.first(2) if one is not waiter), None)
 
     @property
     def must_enter(self) -> bool:
@@ -243,6 +254,16 @@ class Lines:
         self._timers.discard(waiter)
         if waiter.line in self.by_name:
             self.by_name[waiter.line].discard(waiter)
+
+    def of(self, demand: Demand) -> Line:
+        """The line for `demand`. To be dropped if no waiter enters it."""
+        return self.by_name.setdefault(demand.line, Line(demand))
+
+    def move(self, waiter: Waiter, to: Line) -> None:
+        """Have `waiter` wait in another line from now on."""
+        self.by_name[waiter.line].discard(waiter)
+        waiter.demand = to.demand  # type: ignore[misc] # each subclass has a slot or a dict for it
+        to.add(waiter)
 
     def drop(self, line: Line) -> None:
         """Drop `line`, which has no waiters."""

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -20,13 +20,14 @@ from celery_redislock.connection.outage import Outage
 from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockUnavailable, shown
 from celery_redislock.protocol import commands, tokens
-from celery_redislock.protocol.names import ALL_ROOMS, channel_of
-from celery_redislock.protocol.replies import Conflict
+from celery_redislock.protocol.names import ALL_ROOMS, Demand, channel_of
+from celery_redislock.protocol.replies import Called, Conflict
+from celery_redislock.protocol.several import gathered
 
 from . import lines
 from .lines import SHORT_LOOK, Line, Lines
 from .listener import Listener
-from .waiters import Waiter, give_turn
+from .waiters import Waiter, give_turn, is_ready
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,12 @@ logger = logging.getLogger(__name__)
 ASK_AGAIN = 0.05
 #: How long `Room.leave_all` may take, in seconds.
 LEAVING = 2.0
+#: This many seconds after it first lost its turn, a waiter that needs several keys is given one after the other.
+STARVES_AFTER = 10.0
+#: The room asks again for the keys that it keeps for a waiter after this many seconds, before its calls end.
+KEPT_FOR = 2.0
+#: For how many seconds it keeps them while there is no slot for that waiter. A body in its slot may need one of them.
+KEPT_WITHOUT_SLOT = 5.0
 
 
 class Host(Protocol):
@@ -81,6 +88,12 @@ class Room:
         self._started = False
         self._starting = threading.Lock()
         self._lines = Lines()
+        #: The waiter for which the room keeps some keys while others are held, and when to ask for all of them again.
+        self._kept_for: Waiter | None = None
+        self._keep_at = math.inf
+        #: What it keeps, and since when that waiter has had no slot.
+        self._kept: Sequence[Demand] = ()
+        self._no_slot_since = math.inf
 
     def __len__(self) -> int:
         return len(self._waiters)
@@ -115,9 +128,10 @@ class Room:
         """Displace the last waiter in `line`, if it may be displaced."""
         self._post(partial(self._displace, line))
 
-    def call_of(self, waiter: Waiter) -> bytes:
-        """What the key of `waiter` holds from its call until the waiter acquires the key."""
-        return tokens.call(tokens.for_capacity(self.token, waiter.demand.capacity), waiter.rank, waiter.number).value
+    def call_of(self, waiter: Waiter, demand: Demand | None = None) -> bytes:
+        """What the key of `waiter`, or the one it `demand`s, holds from its call until the waiter acquires it."""
+        room = tokens.for_capacity(self.token, (demand or waiter.demand).capacity)
+        return tokens.call(room, waiter.rank, waiter.number).value
 
     def leave(self, waiter: Waiter) -> None:
         """Remove `waiter`. If it was already called, pass its key on, because it will not ask for the key."""
@@ -190,6 +204,11 @@ class Room:
                 give_turn(waiter, called=False)
         if self.host is not None:
             self.host.starts_round()
+        kept_for = self._kept_for
+        if kept_for is not None and kept_for not in self._waiters:
+            self._let_go()
+        elif kept_for is not None and (time.monotonic() >= self._keep_at or (self._lacks_slot and is_ready(kept_for))):
+            self._keep(kept_for)
         due = self._lines.take_due()
         for line, is_offered in due.items():
             self._ask(line, partial(self._consider, line, is_offered))
@@ -199,11 +218,13 @@ class Room:
             if line.aside is not None:
                 self._ask(line, partial(self._decline if is_offered else self._enter, line))
         aside = self._lines.counts
+        if self._kept_for is not None and self._lacks_slot:
+            aside[self._kept_for.group] = aside.get(self._kept_for.group, 0) + 1
         if self.host is not None:
             self.host.ends_round(self, aside)
         left.set()
         now = time.monotonic()
-        return min(self._lines.next_at, now + ASK_AGAIN if aside else math.inf) - now
+        return min(self._lines.next_at, self._keep_at, now + ASK_AGAIN if aside else math.inf) - now
 
     def _take_in(self, waiter: Waiter) -> None:
         if waiter in self._waiters:
@@ -231,11 +252,14 @@ class Room:
         If as many waiters as can hold the key were called and found no slot, let other rooms go first.
         """
         self._lines.take_aside(line)
+        line.is_offered = is_offered
         if not line.waiters:
             self._lines.drop(line)
             self._leave(line)
+        elif line.first is self._kept_for:
+            self._keep(line.first)
         elif not line.is_called_in_vain:
-            self._lines.set_aside(line, is_out=self._outage_of(line).unreachable is not None)
+            self._lines.set_aside(line, is_out=self._is_out(line))
         else:
             self._lines.within(line, SHORT_LOOK)
             if is_offered:
@@ -251,30 +275,141 @@ class Room:
 
     def _decline(self, line: Line) -> None:
         """Leave `line`, whose key is offered to the room: its first waiter has no slot."""
-        line.has_declined = True
+        line.has_declined, line.is_offered = True, False
         self._leave(line)
 
     def _enter(self, line: Line) -> None:
         """Stand in `line` with the rank of its first waiter, which has no slot, until the key is offered."""
         if line.must_enter:
-            line.stand()  # before asking: the answer may be lost
+            line.stand(line.first.rank)  # before asking: the answer may be lost
             self._lines.within(line, lines.REFRESHED)
             self._store_of(line).enter(line.demand, self.token, line.first.rank)
 
     def _stand(self, line: Line) -> None:
         """Stand in `line`, and call its first waiter if it is that waiter's turn."""
-        first, *others = line.waiters.first(2)
-        next_rank = others[0].rank if others else None
-        line.stand()  # before asking: the answer may be lost
-        reply = self._store_of(line).stand(line.demand, self.token, first.rank, next_rank, first.number)
+        first = line.first
+        if first.wants:
+            self._gather(first, line)
+            return
+        reply = self._stand_for(first, line)
         if isinstance(reply, Conflict):
             self._let_start(line, reply)
         else:
-            line.rank = next_rank
             self._call(first, line)
             if line.watching:
                 self._let_start(line, self._store.look(line.demand) if line.demand.capacity > 1 else None)
-        self._lines.later(line, line.look_in(reply, first.look_every, hears=self._listener.hears))
+
+    def _stand_for(self, waiter: Waiter, line: Line) -> Conflict | Called:
+        """Stand in `line` for `waiter`, which is the first there. The key is kept for it if it is free."""
+        next_rank = line.next_rank(waiter)
+        line.stand(waiter.rank)  # before asking: the answer may be lost
+        reply = self._store_of(line).stand(line.demand, self.token, waiter.rank, next_rank, waiter.number)
+        if isinstance(reply, Called):
+            line.rank = next_rank
+        self._lines.later(line, line.look_in(reply, waiter.look_every, hears=self._listener.hears))
+        return reply
+
+    # A waiter that needs several keys.
+
+    def _gather(self, waiter: Waiter, line: Line) -> None:
+        """Ask for all keys of `waiter`, the first in `line`, and call it if it gets all. If not, pass them on."""
+        if self._may_keep(waiter):
+            self._keep(waiter)
+            return
+        demands = gathered(waiter.wants, line.demand, is_offered=line.is_offered, keeps=False)
+        count = self._ask_in_order(waiter, demands)
+        if count == len(demands):
+            self._call(waiter, line)
+        else:
+            self._give_back(waiter, demands[:count])
+
+    def _ask_in_order(self, waiter: Waiter, demands: Sequence[Demand]) -> int:
+        """Ask for keys of `waiter` until one is refused, and return how many were granted.
+
+        The waiter then waits in the line of the key that was refused, or whose server gave no answer.
+        """
+        for number, demand in enumerate(demands):
+            line = self._lines.of(demand)
+            was_out, reply = self._is_out(line), None
+            if not line.is_before(waiter):
+                try:
+                    reply = self._stand_for(waiter, line)
+                except LockUnavailable as error:
+                    self._wait_in(line, waiter)
+                    self._failed(line, error, was_out=was_out)
+                    return number
+            if not isinstance(reply, Called):
+                self._wait_in(line, waiter)
+                self._let_start(line, reply)
+                return number
+            if not line.waiters:
+                self._lines.drop(line)
+        return len(demands)
+
+    def _wait_in(self, line: Line, waiter: Waiter) -> None:
+        """Have `waiter` wait in `line`, and check the one in which it has waited."""
+        before = self._lines.of(waiter.demand)
+        if line is not before:
+            waiter.lost_at = waiter.lost_at or time.monotonic()  # type: ignore[misc] # as for `number`
+            self._lines.move(waiter, line)
+            self._ask(before, partial(self._consider, before, before.is_offered))
+
+    def _give_back(self, waiter: Waiter, demands: Sequence[Demand]) -> None:
+        """Pass on the keys that are kept for `waiter`. If that fails, they are soon free."""
+        for demand in demands:
+            line, call = self._lines.by_name.get(demand.line, Line(demand)), self.call_of(waiter, demand)
+            self._ask(line, partial(self._send_pass_on, line, call))
+
+    def _send_pass_on(self, line: Line, call: bytes) -> None:
+        self._store_of(line).pass_on(line.demand, call)
+
+    # The room keeps keys for one waiter at a time: the first in rank of those that lost their turn long ago. Nothing
+    # else would bound how often that happens. It is given one key after the other, in the order that all rooms share.
+
+    @property
+    def _lacks_slot(self) -> bool:
+        """Whether the room keeps all keys that its waiter needs, which then lacks only a slot."""
+        return self._kept_for is not None and len(self._kept) == len(self._kept_for.wants)
+
+    def _may_keep(self, waiter: Waiter) -> bool:
+        """Whether the room keeps keys for `waiter`; an earlier one takes the place of a later one."""
+        lost_at, other = waiter.lost_at, self._kept_for
+        if waiter is other:
+            return True
+        if lost_at is None or time.monotonic() - lost_at < STARVES_AFTER or (other and other.rank <= waiter.rank):
+            return False
+        self._let_go()
+        self._kept_for = waiter
+        return True
+
+    def _keep(self, waiter: Waiter) -> None:
+        """Ask for the keys of `waiter`, also for those that the room keeps: its calls end. Call it if it gets all.
+
+        If a key is lost or refused, those that come after it in the order are given back.
+        """
+        now = time.monotonic()
+        self._keep_at = now + KEPT_FOR
+        count = self._ask_in_order(waiter, gathered(waiter.wants, waiter.demand, is_offered=False, keeps=True))
+        self._give_back(waiter, [one for one in waiter.wants[count:] if one in self._kept])
+        self._kept = waiter.wants[:count]
+        has_slot = is_ready(waiter)
+        if has_slot and self._lacks_slot:
+            self._kept = ()  # what it keeps is the waiter's from now on
+            self._let_go()
+            self._call(waiter, self._lines.of(waiter.demand))
+        elif has_slot or not self._kept:
+            self._no_slot_since = math.inf
+        elif now > self._no_slot_since + KEPT_WITHOUT_SLOT:
+            waiter.lost_at = now  # type: ignore[misc] # as for `number`
+            self._let_go()
+        else:
+            self._no_slot_since = min(now, self._no_slot_since)
+
+    def _let_go(self) -> None:
+        """Give back what the room keeps."""
+        if self._kept_for is not None:
+            self._give_back(self._kept_for, self._kept)
+        self._kept_for, self._kept, self._keep_at, self._no_slot_since = None, (), math.inf, math.inf
 
     def _call(self, first: Waiter, line: Line) -> None:
         if self._take_out(first) and give_turn(first, called=True):
@@ -291,9 +426,10 @@ class Room:
 
     def _pass_on(self, waiter: Waiter) -> None:
         """Pass on the key that `waiter` was called to but will not ask for. If that fails, the key soon expires."""
-        line = self._lines.by_name.get(waiter.line, Line(waiter.demand))
-        self._ask(line, lambda: self._store_of(line).pass_on(line.demand, self.call_of(waiter)))
-        self._lines.soon(waiter.line)
+        demands = waiter.wants or (waiter.demand,)
+        self._give_back(waiter, demands)
+        for demand in demands:
+            self._lines.soon(demand.line)
 
     def _ask(self, line: Line, send: Callable[[], object]) -> None:
         """Call `send`, which sends a command about `line`. If that fails, check the line again in a while.
@@ -301,17 +437,20 @@ class Room:
         If the server has just stopped answering, tell all waiters for its keys. A line that cannot be left now expires
         by itself.
         """
-        outage = self._outage_of(line)
-        was_out = outage.unreachable is not None
+        was_out = self._is_out(line)
         try:
             send()
         except LockUnavailable as error:
-            others = [*self._lines.by_name.values()] if outage.unreachable is not None and not was_out else []
-            for one in {line, *(one for one in others if self._outage_of(one) is outage)}:
-                self._refused(one, error)
+            self._failed(line, error, was_out=was_out)
         except BaseException:  # the other waiters must still get their turn
             logger.exception("checking the lock %s failed; trying again", shown(line.demand.key))
             self._lines.later(line, SHORT_LOOK)
+
+    def _failed(self, line: Line, error: LockUnavailable, *, was_out: bool) -> None:
+        outage = self._outage_of(line)
+        others = [*self._lines.by_name.values()] if self._is_out(line) and not was_out else []
+        for one in {line, *(one for one in others if self._outage_of(one) is outage)}:
+            self._refused(one, error)
 
     def _refused(self, line: Line, error: LockUnavailable) -> None:
         if not line.waiters:
@@ -333,3 +472,6 @@ class Room:
 
     def _outage_of(self, line: Line) -> Outage:
         return self._store.outage_of(line.demand.key)
+
+    def _is_out(self, line: Line) -> bool:
+        return self._outage_of(line).unreachable is not None

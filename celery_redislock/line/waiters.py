@@ -19,6 +19,10 @@ class Waiter(ABC):
 
     Attributes:
         demand: What the waiter waits for.
+        wants: If the waiter needs several keys: all that it needs, in the order of `protocol.several`. Its room moves
+            it to the line of one that is held.
+        lost_at: When it first lost its turn, because another of these keys was held, by `time.monotonic()`; None before
+            that.
         rank: The waiter's rank in line: microseconds since the epoch, by the server's clock; or the virtual time of its
             group's turn.
         number: Tells waiters of one room with the same rank apart; 0 before the waiter has entered.
@@ -32,6 +36,8 @@ class Waiter(ABC):
     __slots__ = ()
 
     demand: Demand
+    wants: tuple[Demand, ...] = ()
+    lost_at: float | None = None
     rank: int
     number: int = 0
     deadline: float = math.inf

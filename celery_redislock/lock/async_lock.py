@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import Any, ClassVar, Literal, Self
-
-from redis.exceptions import LockError
 
 from celery_redislock.errors import LockConflict
 from celery_redislock.hold.held_lock import KEY_GONE, HeldLock
 from celery_redislock.protocol import commands
 from celery_redislock.protocol.names import Demand
-from celery_redislock.protocol.replies import Conflict
-from celery_redislock.protocol.scripts import Tag
+from celery_redislock.protocol.replies import Conflict, Renewed
 
-from .async_server import AsyncServer
+from .async_server import AsyncServer, LockOfLoop
 from .handle import Entry, Handle, Local, time_left
 from .lock_server import LockServer, running_task
-
-logger = logging.getLogger(__name__)
 
 
 class Lock(Handle):
@@ -47,7 +41,8 @@ class Lock(Handle):
         limit: How many holders the lock may have at once, 1 to 50. Use the same limit wherever you use the name.
 
     Raises:
-        LockConfigError: `renew` without a `timeout`, an invalid `limit`, or a `limit` above 1 with a `fence`.
+        LockConfigError: `renew` without a `timeout`, a `timeout` below a millisecond, an invalid `limit`, or a `limit`
+            above 1 with a `fence`.
     """
 
     _is_for_asyncio: ClassVar[bool] = True
@@ -61,7 +56,7 @@ class Lock(Handle):
         if not self.thread_local:
             return super().local
         task, states = running_task(), self._local
-        ended = next((one for one in states if one.done()), None) if task not in states else None
+        ended = next((one for one in [*states] if one.done()), None) if task not in states else None
         if task is not None and ended is not None:
             states[task] = state = states.pop(ended)
             if self.reentrant and state.entry is not None:
@@ -98,7 +93,7 @@ class Lock(Handle):
         Raises:
             LockUnavailable: Redis did not answer, or refused the command.
         """
-        return await self._acquire(sleep, self._timeout(blocking, blocking_timeout)) is None
+        return await self._acquire(sleep, self.patience(blocking, blocking_timeout)) is None
 
     async def release(self) -> None:
         """Release the key. If a reentrant lock was entered several times, only the last call releases it.
@@ -112,7 +107,7 @@ class Lock(Handle):
         """
         held = self._leave()
         if held is not None:
-            self._released(held, was_held=await (await self._server()).release(held))
+            self._released(held, was_held=await self._server().release(held))
 
     async def extend(self, additional_time: float | None = None, replace_ttl: bool = False) -> Literal[True]:
         """Give the key more time.
@@ -131,7 +126,7 @@ class Lock(Handle):
         """
         held = self._limited("extend")
         if additional_time is not None and not replace_ttl:
-            additional_time += time_left(held, await (await self._server()).look(Demand(held.permit)))
+            additional_time += time_left(held, await self._server().look(Demand(held.permit)))
         return await self._extend(held, additional_time)
 
     async def reacquire(self) -> Literal[True]:
@@ -144,7 +139,7 @@ class Lock(Handle):
         Raises:
             LockUnavailable: Redis did not answer, or refused the command.
         """
-        found = await (await self._server()).look(self.demand)
+        found = await self._server().look(self.demand)
         return found is not None and len(found.holders) >= self.demand.capacity
 
     async def owned(self) -> bool:
@@ -153,7 +148,7 @@ class Lock(Handle):
         Raises:
             LockUnavailable: Redis did not answer, or refused the command.
         """
-        return self._is_in(await (await self._server()).look(self.demand))
+        return self._is_in(await self._server().look(self.demand))
 
     async def __aenter__(self) -> Self:
         """Acquire the key.
@@ -162,27 +157,23 @@ class Lock(Handle):
             LockConflict: Another holder still had the key when `blocking_timeout` ended.
             LockUnavailable: See `acquire`.
         """
-        conflict = await self._acquire(None, self._timeout(None, None))
+        conflict = await self._acquire(None, self.patience(None, None))
         if conflict is not None:
             raise LockConflict(self.key, conflict.info(self.key))
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        try:
+        with self.end_of_block():
             await self.release()
-        except LockError as lost:
-            if self.raise_on_release_error:
-                raise
-            logger.warning("at the end of a block: %s", lost)
 
-    async def _server(self) -> AsyncServer:
-        return await AsyncServer.here(LockServer.behind(self.redis))
+    def _server(self) -> AsyncServer:
+        return AsyncServer.here(LockServer.behind(self.redis))
 
     async def _acquire(self, sleep: float | None, timeout: float | None) -> Conflict | None:
-        here = await self._server()
+        here = self._server()
         entry: Entry | None = self._enter_again(here.server.store) if self.reentrant else None
         if entry is None:
-            held = here.lock(self._hold(), self.timeout or math.inf)
+            held = LockOfLoop(here, self._hold(), self.timeout or math.inf)
             poll = self.sleep if sleep is None else sleep
             conflict = await here.take(held, timeout, poll=poll, fence=self._fence)
             if conflict is not None:
@@ -193,7 +184,7 @@ class Lock(Handle):
 
     async def _extend(self, held: HeldLock, ttl: float | None) -> Literal[True]:
         held.check()
-        here, renewal = await self._server(), held.extending(ttl)
+        here, renewal = self._server(), held.extending(ttl)
         try:
             reply, _, _ = await here.ask(commands.renew([(held.permit, held.token, renewal.ttl)]))
         except BaseException:
@@ -202,7 +193,7 @@ class Lock(Handle):
         finally:
             if self.renew:  # even if the answer was lost: the next renewal may be due earlier now
                 here.server.keeper.look_at(held)
-        if reply[0] != Tag.KEPT:
+        if Renewed.of(reply[0]) is None:
             held.lose(KEY_GONE)
         held.check()
         held.answered(renewal)

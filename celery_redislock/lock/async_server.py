@@ -10,7 +10,6 @@ import asyncio
 import math
 import random
 import time
-from asyncio import AbstractEventLoop
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Self
@@ -22,7 +21,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from celery_redislock.connection.async_connections import AsyncConnections, AsyncNodeConnections
 from celery_redislock.connection.cluster_client import ClusterClient
 from celery_redislock.connection.sender import MAX_PAUSE, Answer
-from celery_redislock.errors import LockConfigError, LockUnavailable, describe
+from celery_redislock.errors import LockConfigError, LockInfo, LockUnavailable, describe
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.protocol import commands
 from celery_redislock.protocol.hold import Hold
@@ -30,7 +29,7 @@ from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.replies import Conflict, Granted
 from celery_redislock.protocol.scripts import NOTE_TTL, Command, Tag
 
-from .lock_server import BlockedCaller, LockServer
+from .lock_server import BlockedCaller, LockServer, in_loop
 
 _random = random.SystemRandom()
 
@@ -40,11 +39,12 @@ class AsyncServer:
 
     Attributes:
         server: The process's lock server.
+        loop: The event loop.
     """
 
-    def __init__(self, server: LockServer, loop: AbstractEventLoop) -> None:
+    def __init__(self, server: LockServer) -> None:
         self.server = server
-        self._loop = loop
+        self.loop = asyncio.get_running_loop()
         client = server.client
         try:
             self._transport = (
@@ -53,26 +53,18 @@ class AsyncServer:
         except TypeError as error:
             raise LockConfigError(f"could not make an asyncio client for the lock server: {error}") from None
         self._closes = _close_with_the_loop(self._transport)
+        with suppress(StopIteration):  # run it up to its `yield`: that registers it with the loop
+            self._closes.asend(None).send(None)
 
     @classmethod
-    async def here(cls, server: LockServer) -> Self:
+    def here(cls, server: LockServer) -> Self:
         """The lock server in the running event loop. Its connections are closed at the end of `asyncio.run`.
 
         Raises:
             LockConfigError: An option of the server's client does not work with asyncio.
         """
-        loop = asyncio.get_running_loop()
-        here: Self | None = server.in_loops.get(loop)
-        if here is None:
-            for closed in [one for one in [*server.in_loops] if one.is_closed()]:
-                server.in_loops.pop(closed, None)
-            here = server.in_loops[loop] = cls(server, loop)
-            await anext(here._closes)
+        here: Self = in_loop(server.in_loops, lambda: cls(server))
         return here
-
-    def lock(self, hold: Hold, lease: float) -> HeldLock:
-        """A lock that is not held yet, for `take`."""
-        return _LockOfLoop(self.server, hold, lease, self._loop)
 
     async def ask(self, command: Command, in_doubt: tuple[Command, float] | None = None) -> Answer:
         """Like `Sender.ask`. If a command is cancelled or fails, the keeper sends `in_doubt`.
@@ -146,6 +138,11 @@ class AsyncServer:
         reply, _, _ = await self.ask(commands.inspect(demand))
         return None if reply[0] == Tag.FREE else Conflict.of(reply)
 
+    async def inspect(self, demand: Demand) -> LockInfo | None:
+        """See `LockStore.inspect`."""
+        found = await self.look(demand)
+        return found and found.info(demand.key)
+
     async def _acquire(self, held: HeldLock, fence: bool) -> Conflict | None:
         """Ask for the key of `held`; return the conflict, or None if the key was granted."""
         self.server.store.outage_of(held.key).check(held.key)
@@ -163,14 +160,14 @@ class AsyncServer:
         return None
 
 
-class _LockOfLoop(HeldLock):
-    """A lock that is held in an event loop. Once the loop is closed, the lock is no longer renewed."""
+class LockOfLoop(HeldLock):
+    """A lock of coroutines. Once their event loop is closed, it is no longer renewed."""
 
     __slots__ = ("_loop", "_renew_at")
 
-    def __init__(self, server: LockServer, hold: Hold, lease: float, loop: AbstractEventLoop) -> None:
-        self._loop = loop
-        super().__init__(server.store, hold, lease)
+    def __init__(self, here: AsyncServer, hold: Hold, lease: float) -> None:
+        self._loop = here.loop
+        super().__init__(here.server.store, hold, lease)
 
     @property
     def renew_at(self) -> float:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import math
 import os
 import socket
 import threading
 import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, ClassVar
 
@@ -31,6 +34,8 @@ from celery_redislock.protocol.replies import Conflict
 from celery_redislock.protocol.tokens import Token
 
 from .lock_server import LockServer, running_task
+
+logger = logging.getLogger(__name__)
 
 #: The entries of the current context. The references are weak, so that a lock that is dropped without a release is no
 #: longer renewed, even if its context lives on.
@@ -166,6 +171,8 @@ class Handle:
         self.demand = Demand(key, check_limit(f"lock {key}", limit, fence=fence))
         if renew and not timeout:
             raise LockConfigError(f"lock {key}: renew=True needs a timeout: how long the key outlives a dead holder")
+        if timeout and timeout < 0.001:  # Redis would accept it, and delete the key
+            raise LockConfigError(f"lock {key}: timeout = {timeout:g} is not allowed; allowed: at least 0.001, or None")
         if inspect.iscoroutinefunction(getattr(client, "execute_command", None)) and not self._is_for_asyncio:
             raise LockConfigError(
                 f"lock {key}: this Lock needs a synchronous client; for an asyncio client, use "
@@ -175,12 +182,10 @@ class Handle:
         self.name = name
         self.timeout = timeout
         self.sleep = sleep
-        self.blocking = blocking
-        self.blocking_timeout = blocking_timeout
+        self.blocking, self.blocking_timeout = blocking, blocking_timeout
         self.thread_local = bool(thread_local)
         self.raise_on_release_error = raise_on_release_error
-        self.renew = renew
-        self.reentrant = reentrant
+        self.renew, self.reentrant = renew, reentrant
         self._local = self._new_local()
         self._by_context = reentrant and thread_local
         self._fence = fence
@@ -284,7 +289,17 @@ class Handle:
         if held.was_lost:  # the keeper may know of a loss that a lost reply hid from this release
             held.check()
 
-    def _timeout(self, blocking: bool | None, blocking_timeout: float | None) -> float | None:
+    @contextmanager
+    def end_of_block(self) -> Iterator[None]:
+        """Around the release: log the loss instead of raising it, if the lock says so."""
+        try:
+            yield
+        except LockError as lost:
+            if self.raise_on_release_error:
+                raise
+            logger.warning("at the end of a block: %s", lost)
+
+    def patience(self, blocking: bool | None, blocking_timeout: float | None) -> float | None:
         """How long an acquire with these arguments waits, in seconds; None for no limit."""
         if not (self.blocking if blocking is None else blocking):
             return 0.0

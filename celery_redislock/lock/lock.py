@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from typing import Literal, Self
-
-from redis.exceptions import LockError
 
 from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockConfigError, LockConflict, LockUnavailable
@@ -20,8 +17,6 @@ from celery_redislock.protocol.tokens import Token
 
 from .handle import Entry, Handle, time_left
 from .lock_server import LockServer
-
-logger = logging.getLogger(__name__)
 
 
 class Lock(Handle):
@@ -53,8 +48,8 @@ class Lock(Handle):
         limit: How many holders the lock may have at once, 1 to 50. Use the same limit wherever you use the name.
 
     Raises:
-        LockConfigError: `renew` without a `timeout`, an invalid `limit`, a `limit` above 1 with a `fence`, or an
-            asyncio client.
+        LockConfigError: `renew` without a `timeout`, a `timeout` below a millisecond, an invalid `limit`, a `limit`
+            above 1 with a `fence`, or an asyncio client.
     """
 
     def acquire(
@@ -82,7 +77,7 @@ class Lock(Handle):
         if token is not None and capacity > 1:
             raise LockConfigError(f"lock {self.key}: a lock with limit = {capacity} takes no token from the caller")
         given = None if token is None else Token.of(token)
-        return self._acquire(sleep, blocking, blocking_timeout, given) is None
+        return self._acquire(sleep, self.patience(blocking, blocking_timeout), given) is None
 
     def release(self) -> None:
         """Release the key. If a reentrant lock was entered several times, only the last call releases it.
@@ -144,30 +139,19 @@ class Lock(Handle):
             LockConflict: Another holder still had the key when `blocking_timeout` ended.
             LockUnavailable, LockConfigError: See `acquire`.
         """
-        conflict = self._acquire()
+        conflict = self._acquire(None, self.patience(None, None))
         if conflict is not None:
             raise LockConflict(self.key, conflict.info(self.key))
         return self
 
     def __exit__(self, *error: object) -> None:
-        try:
+        with self.end_of_block():
             self.release()
-        except LockError as lost:
-            if self.raise_on_release_error:
-                raise
-            logger.warning("at the end of a block: %s", lost)
 
-    def _acquire(
-        self,
-        sleep: float | None = None,
-        blocking: bool | None = None,
-        blocking_timeout: float | None = None,
-        token: Token | None = None,
-    ) -> Conflict | None:
+    def _acquire(self, sleep: float | None, timeout: float | None, token: Token | None = None) -> Conflict | None:
         server = LockServer.behind(self.redis)
         taken: Entry | Conflict | None = self._enter_again(server.store) if self.reentrant else None
         if taken is None:
-            timeout = self._timeout(blocking, blocking_timeout)
             taken = self._take(server, timeout, self.sleep if sleep is None else sleep, token)
         if isinstance(taken, Conflict):
             return taken

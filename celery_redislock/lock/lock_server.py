@@ -10,7 +10,7 @@ import time
 import weakref
 from asyncio import AbstractEventLoop, _get_running_loop
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import redis
 from redis.asyncio.cluster import RedisCluster as AsyncRedisCluster
@@ -32,6 +32,7 @@ from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.replies import Conflict, Granted
 from celery_redislock.protocol.scripts import NOTE_TTL, Command
 
+T = TypeVar("T")
 _SERVERS = "_redislock_servers"
 #: Seconds between two checks of a key whose release sends no hint.
 POLL = 0.1
@@ -217,8 +218,8 @@ class BlockedCaller(Waiter):
 def _would_stop_the_loop(holder: LockInfo) -> LockConfigError:
     return LockConfigError(
         f"the lock {holder.key} is held by {holder.who}, and waiting for it here would block the asyncio event loop: "
-        "use celery_redislock.asyncio, or acquire and release it in a thread, as with asyncio.to_thread(), or do not "
-        "wait, with block_for=0 or blocking=False"
+        "use celery_redislock.asyncio or the task's alock_for(), or acquire and release it in a thread, as with "
+        "asyncio.to_thread(), or do not wait, with block_for=0 or blocking=False"
     )
 
 
@@ -237,6 +238,16 @@ def running_loop() -> AbstractEventLoop | None:
     # an asyncio loop is the id of the greenlet that runs it. (A uvloop loop has no such attribute.)
     runs_in = getattr(loop, "_thread_id", None)
     return loop if runs_in in {None, threading.get_ident()} else None
+
+
+def in_loop(made: dict[AbstractEventLoop, T], make: Callable[[], T]) -> T:
+    """What was made for the running event loop, or is made now. Forgets what was made for loops that are closed."""
+    loop = asyncio.get_running_loop()
+    if loop not in made:
+        for closed in [one for one in [*made] if one.is_closed()]:
+            made.pop(closed, None)
+        made[loop] = make()
+    return made[loop]
 
 
 def running_task() -> asyncio.Task[object] | None:

@@ -39,15 +39,11 @@ class NoLock(NoHandle):
     def release(self) -> None:
         """Do nothing."""
 
-    extend = reacquire = acquire
+    extend = reacquire = owned = acquire  # code that checks that it owns its lock carries on
 
     def locked(self) -> bool:
         """Return False: no key is held."""
         return False
-
-    def owned(self) -> bool:
-        """Return True, so that code which checks that it owns its lock carries on."""
-        return True
 
     def __enter__(self) -> Self:
         return self
@@ -66,15 +62,11 @@ class AsyncNoLock(NoHandle):
     async def release(self) -> None:
         """Do nothing."""
 
-    extend = reacquire = acquire
+    extend = reacquire = owned = acquire
 
     async def locked(self) -> bool:
         """Return False: no key is held."""
         return False
-
-    async def owned(self) -> bool:
-        """Return True, so that code which checks that it owns its lock carries on."""
-        return True
 
     async def __aenter__(self) -> Self:
         return self

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import math
+import mmap
 import os
 import select
 import threading
@@ -70,6 +71,8 @@ class Delivery(NamedTuple):
     """Set if the message's turn in line has come: what the key holds until the execution acquires it."""
     acks_at_begin: bool = False
     """The message is acked early, so `ON_BEGIN` must be called when its run begins."""
+    stops: int = 0
+    """How often the worker's consumer had stopped when the message arrived; see `ConsumerStops`."""
 
     @classmethod
     def arrived(cls, nonce: str, request: Mapping[str, Any], header: Header, **others: Any) -> Self:
@@ -91,7 +94,8 @@ class Delivery(NamedTuple):
     @property
     def is_delivered_again(self) -> bool:
         """Whether the broker has delivered the message to more than one worker, or soon will."""
-        return self.is_redelivered or self.is_marked_begun or time.monotonic() > self.overdue_at
+        is_due = self.stops != STOPS.number or time.monotonic() > self.overdue_at
+        return is_due or self.is_redelivered or self.is_marked_begun
 
     @property
     def may_be_a_copy(self) -> bool:
@@ -112,6 +116,30 @@ class Delivery(NamedTuple):
         the ack. A message that is only overdue has not begun either.
         """
         return self.is_marked_begun or (self.acks_late and self.is_redelivered)
+
+
+class ConsumerStops:
+    """How often this worker's consumer has stopped, because it lost its connection or for good.
+
+    What was unacked then is delivered again. Runs read the number in memory that their process shares with the main
+    process, so that they know it at once, without a command.
+    """
+
+    def __init__(self) -> None:
+        self._number = memoryview(bytearray(4)).cast("I")
+
+    def open(self) -> None:
+        """Share the number. The worker's main process calls this before it forks its children."""
+        self._number = memoryview(mmap.mmap(-1, 4)).cast("I")
+
+    @property
+    def number(self) -> int:
+        """How often."""
+        return self._number[0]
+
+    def add(self) -> None:
+        """Count a stop. Called in the main process."""
+        self._number[0] += 1
 
 
 class Facts(NamedTuple):
@@ -201,7 +229,7 @@ class AskedKeys:
         self._writer = -1
         self._main = 0
         self._rest = b""
-        self._keys: dict[str, str] = {}
+        self._keys: dict[str, tuple[str, ...]] = {}
         self._reading = threading.Lock()
 
     def open(self) -> None:
@@ -220,7 +248,7 @@ class AskedKeys:
         lease.
         """
         if self._main == os.getpid():
-            self._keys[nonce] = key
+            self._add(nonce, key)
         elif self._pipe is not None:
             name = key.encode(errors="surrogatepass")
             report = b"%b%0*d%b" % (nonce.encode(), _SIZE, len(name), name)
@@ -228,10 +256,10 @@ class AskedKeys:
                 with suppress(BlockingIOError):
                     os.write(self._writer, report)
 
-    def key_of(self, nonce: str) -> str | None:
-        """The key that the run of the delivery `nonce` has asked for; None if it has not asked. Thread-safe."""
+    def of(self, nonce: str) -> tuple[str, ...]:
+        """The keys that the run of the delivery `nonce` has asked for, in that order. Thread-safe."""
         self.read()
-        return self._keys.get(nonce)
+        return self._keys.get(nonce, ())
 
     def forget(self, nonce: str) -> None:
         """Forget the run of the delivery `nonce`, which is over."""
@@ -254,10 +282,17 @@ class AskedKeys:
             if end > len(reports):
                 break
             nonce = reports[start : start + _NONCE].decode()
-            self._keys[nonce] = reports[name_at:end].decode(errors="surrogatepass")
+            self._add(nonce, reports[name_at:end].decode(errors="surrogatepass"))
             start = end
         self._rest = reports[start:]
 
+    def _add(self, nonce: str, key: str) -> None:
+        before = self._keys.get(nonce, ())
+        if key not in before:
+            self._keys[nonce] = (*before, key)
 
+
+#: Of the worker that this process belongs to.
+STOPS = ConsumerStops()
 #: The keys asked for by this process and the children that it forks.
 ASKED_KEYS = AskedKeys()

@@ -16,9 +16,9 @@ from celery_redislock.errors import LockInfo, LockUnavailable, describe, fields,
 from celery_redislock.options import LockOptions
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.names import Demand
-from celery_redislock.protocol.tokens import Attempt
+from celery_redislock.protocol.tokens import Attempt, mint_nonce
 
-from .delivery import Delivery, Facts
+from .delivery import STOPS, Delivery, Facts
 from .header import HEADER, NO_HEADER, Header
 from .republish import Broker, publish_again
 
@@ -34,6 +34,7 @@ class Message:
         options: Its lock options: its task's, except for those that its call has set.
         attempt: The attempt that the message represents.
         demand: What its run asks for; the key is empty until the run has made it.
+        wants: If its run may need several keys: what it asks for in all, in that order.
         delivery: What the worker's main process recorded about this delivery. `send_back` replaces it.
         header: What the message carries for the plugin. `send_back` and `wait` replace it.
         was_sent_back: Whether the work continues without this execution: the message waits in line, was published again
@@ -49,6 +50,7 @@ class Message:
         "options",
         "request",
         "task",
+        "wants",
         "was_sent_back",
     )
 
@@ -58,13 +60,15 @@ class Message:
         self.request = request
         self.options = options
         self.demand = Demand("")
+        self.wants: tuple[Demand, ...] = ()
         self.was_sent_back = False
         header = getattr(request, HEADER, None)
         self.header = NO_HEADER if header is None else Header.read(header)
         self.attempt = Attempt(
             str(request.id), request.retries or 0, request.replaced_task_nesting or 0, self.header.publish
         )
-        self.delivery = Delivery.of(request) or Delivery(tokens.mint_nonce(), acks_late=bool(task.acks_late))
+        given = Delivery.of(request)
+        self.delivery = given or Delivery(mint_nonce(), acks_late=bool(task.acks_late), stops=STOPS.number)
 
     @property
     def name(self) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import NamedTuple
+from sys import intern
+from typing import NamedTuple, Self
 
 from celery import states
 from celery.exceptions import Ignore
@@ -40,7 +41,7 @@ class Place(NamedTuple):
     """The place in line of a message that waits in the worker's main process."""
 
     demand: Demand
-    """What its run has asked for."""
+    """What its run has asked for, and was refused."""
     rank: int
     """The message's rank in the line for the key, in microseconds since the epoch."""
     header: Header
@@ -49,6 +50,13 @@ class Place(NamedTuple):
     """If the key begins to cool down, the message asks again, and its policy applies."""
     sleeps_for: float = 0.0
     """The message stands in no line, but asks again after this many seconds; 0 if it stands in line."""
+    wants: tuple[Demand, ...] = ()
+    """If its run needs several keys: all of them, in the order in which they are asked for."""
+
+    def shared(self) -> Self:
+        """The same place, but sharing its keys with the other places of this process: thousands may wait for one."""
+        demand, *wants = (one._replace(key=intern(one.key)) for one in (self.demand, *self.wants))
+        return self._replace(demand=demand, wants=tuple(wants))
 
 
 class Verdict(NamedTuple):
@@ -61,6 +69,8 @@ class Verdict(NamedTuple):
     """The reason in words."""
     place: Place | None = None
     """Where the message waits in this worker, if it does."""
+    holder_id: str | None = None
+    """The id of the task that the run has met, or that has overtaken it; None if it is not a task."""
 
     @property
     def runs_again(self) -> bool:

@@ -125,7 +125,7 @@ def come_back(message: Message, joins: str) -> None:
     pause = message.pause(SHORTEST_LOOK, LONGEST_PAUSE)
     message.tell(holder, f"trying again in {pause:.2f} s (join)")
     if message.send_back(pause, holder.key, joins=joins):
-        raise Ended(Verdict("join", Joined.BETWEEN_ATTEMPTS, str(error)))
+        raise Ended(Verdict("join", Joined.BETWEEN_ATTEMPTS, str(error), holder_id=joins))
 
 
 def revoke_like(message: Message, joins: str) -> NoReturn:
@@ -136,7 +136,7 @@ def revoke_like(message: Message, joins: str) -> NoReturn:
     """
     whom, about = shown(joins), message.fields("joined", key=message.demand.key, holder_id=joins)
     logger.info("%s: joined task %s, which was revoked; its result is REVOKED (join)", message.name, whom, extra=about)
-    revoke(message, Verdict("join", Joined.REVOKED, Joined.REVOKED.text.format(whom)))
+    revoke(message, Verdict("join", Joined.REVOKED, Joined.REVOKED.text.format(whom), holder_id=joins))
 
 
 def show_as_ignored(message: Message) -> None:

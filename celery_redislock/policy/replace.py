@@ -45,7 +45,7 @@ def end_replaced(message: Message, newer: str, *, has_run: bool) -> NoReturn:
     about = message.fields("replaced", key=message.demand.key, holder_id=newer)
     logger.info("%s: %s; its result is REVOKED (replace)", message.name, text, extra=about)
     signals.lock_replaced.send(sender=message.task, key=message.demand.key, task_id=newer)
-    revoke(message, Verdict("replace", reason, text))
+    revoke(message, Verdict("replace", reason, text, holder_id=newer))
 
 
 def is_replaced(text: str) -> bool:

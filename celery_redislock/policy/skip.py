@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from celery import states
+from celery import Task, states
+from celery.app.task import Context
 from celery.exceptions import TaskRevokedError
 
 from celery_redislock.errors import LockInfo, shown
@@ -26,6 +27,7 @@ class Skipped(Reason):
     SPENT = states.REVOKED, "the rate is used up"
     EXPIRED = states.REVOKED, "expired"
     SUPERSEDED = states.REVOKED, "superseded by {}"
+    DROPPED = states.REVOKED, "dropped from the line by an operator (locks drop)"
 
 
 class Skip(NamedTuple):
@@ -51,7 +53,7 @@ class Skip(NamedTuple):
             policy = waiting_policy(message.options)
             what = f"expired: its result is REVOKED ({policy})"
         message.tell(holder, what)
-        revoke(message, Verdict(policy, self.reason, self.text))
+        revoke(message, Verdict(policy, self.reason, self.text, holder_id=holder.task_id))
 
 
 def skip(message: Facts, holder: LockInfo, options: LockOptions) -> Skip:
@@ -77,7 +79,7 @@ def supersede(message: Message, newer: str | None) -> NoReturn:
     text = reason.text.format(shown(newer or ""))
     about = message.fields("superseded" if newer else "expired", key=message.demand.key, holder_id=newer)
     logger.info("%s: %s; its result is REVOKED (lock_arguments)", message.name, text, extra=about)
-    revoke(message, Verdict("lock_arguments", reason, text))
+    revoke(message, Verdict("lock_arguments", reason, text, holder_id=newer))
 
 
 def is_skipped(text: str) -> bool:
@@ -95,14 +97,19 @@ def is_superseded(text: str) -> bool:
 def revoke(message: Message, verdict: Verdict) -> NoReturn:
     """End the run as REVOKED: `get()` raises TaskRevokedError with the verdict's text.
 
-    A bare `Ignore` would leave callers waiting. Celery's `mark_as_revoked` would leave the rest of a chain waiting.
-
     Raises:
         Ended: Always.
     """
-    task, request, error = message.task, message.request, TaskRevokedError(verdict.text)
-    is_stored = not ignores_result(task, request)
+    store_revoked(message.task, message.request, verdict.text)
+    raise Ended(verdict)
+
+
+def store_revoked(task: Task[..., Any], request: Context, text: str) -> None:
+    """Store REVOKED for the task of `request`, for the rest of its chain and for its chord.
+
+    A bare `Ignore` would leave callers waiting. Celery's `mark_as_revoked` would leave the rest of a chain waiting.
+    """
+    is_stored, error = not ignores_result(task, request), TaskRevokedError(text)
     task.backend.mark_as_failure(
         str(request.id), error, request=request, store_result=is_stored, call_errbacks=False, state=states.REVOKED
     )
-    raise Ended(verdict)

@@ -95,13 +95,14 @@ def _end(message: Message, holder: LockInfo, conflict: Conflict, policy: str, re
     header = None if conflict.cannot_wait else message.wait(rank=rank, **changes)
     if header is not None:
         message.tell(holder, f"waiting in line ({policy})")
-        place = Place(message.demand, rank, header, asks_if_cooling=reason is Waiting.UNLESS_COOLING)
-        raise Ended(Verdict(policy, reason, f"{error}; waiting in line", place))
+        asks_if_cooling = reason is Waiting.UNLESS_COOLING
+        place = Place(message.demand, rank, header, asks_if_cooling=asks_if_cooling, wants=message.wants)
+        raise Ended(Verdict(policy, reason, f"{error}; waiting in line", place, holder.task_id))
     why = "copies do not wait" if conflict.cannot_wait else "this worker has no room for more waiting messages"
     pause = message.pause(SHORTEST_PAUSE, LONGEST_PAUSE if message.delivery.may_wait else LONGEST_PAUSE_WHILE_FULL)
     message.tell(holder, f"{why}; trying again in {pause:.2f} s ({policy})")
     if message.send_back(pause, message.demand.key, rank=rank, **changes):
-        raise Ended(Verdict(policy, reason, f"{error}; trying again later"))
+        raise Ended(Verdict(policy, reason, f"{error}; trying again later", holder_id=holder.task_id))
 
 
 def sleep_until_due(message: Message, due: NotDue) -> None:

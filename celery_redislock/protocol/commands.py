@@ -176,11 +176,6 @@ def renew(locks: Sequence[tuple[str, Token, float]]) -> Command:
     return Command(scripts.RENEW, tuple(key for key, _, _ in locks), tuple(values))
 
 
-def expect(demand: Demand, token: Token) -> Command:
-    """Mark the key, which `token` owns: a copy of the holder's message will arrive."""
-    return Command(scripts.EXPECT, (demand.key, keys_of(demand.key).line), (token.owner, str(demand.capacity)))
-
-
 def inspect(demand: Demand) -> Command:
     """Ask what the key holds, for how long, and how many rooms stand in line for it."""
     return Command(scripts.INSPECT, (demand.key, keys_of(demand.key).line), (str(demand.capacity),))

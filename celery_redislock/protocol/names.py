@@ -8,6 +8,8 @@ from typing import NamedTuple, Self
 
 #: The most holders that a lock can have at once, as in lua/prelude.lua.
 MAX_CAPACITY = 50
+#: The most keys that one run may need.
+MOST_KEYS = 8
 #: Ranks from this one on are virtual times, which lua/acquire.lua gives out. All others are times of the clock.
 FIRST_TURN = 2**52
 #: NOTE separates the lock's key from an attempt, GONE from a claim, WINDOW from a task, GIVEN from a job, MERGED from a

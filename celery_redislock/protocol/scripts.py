@@ -42,7 +42,7 @@ class Script:
 
 
 ACQUIRE, RESERVE, RELEASE, RENEW = Script("acquire"), Script("reserve"), Script("release"), Script("renew")
-MERGE, REPLACE, EXPECT, INSPECT = Script("merge"), Script("replace"), Script("expect"), Script("inspect")
+MERGE, REPLACE, INSPECT = Script("merge"), Script("replace"), Script("inspect")
 STAND, LEAVE = Script("stand"), Script("leave")
 
 
@@ -64,7 +64,6 @@ class Tag(bytes, Enum):
     WINDOW = b"window"
     RELEASED = b"released"
     REPLACED = b"replaced"
-    MARKED = b"marked"
     KEPT = b"kept"
     LOST = b"lost"
     ENTERED = b"entered"

@@ -215,6 +215,13 @@ def call(room: Token, rank: int, number: int = 0) -> Token:
     return Token.of(f"{CALLED}{room[1:]} {known_in_line(rank, number)}")
 
 
+def call_at(call: bytes, capacity: int) -> bytes:
+    """Return the call by which the same room has called the same waiter to a key with this capacity."""
+    fields = call.split(b" ")
+    limit = [] if capacity == 1 else [str(capacity).encode()]
+    return b" ".join([*fields[:_FIELDS], *limit, fields[-1]])
+
+
 def known_in_line(rank: int, number: int) -> str:
     """Return how a call names a waiter: by its rank, plus its number if it has one."""
     return f"{rank}-{number}" if number else str(rank)

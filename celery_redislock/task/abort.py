@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import random
 import sys
 import threading
 import time
@@ -13,11 +14,12 @@ from celery_redislock.errors import LockLost, LockReplaced
 
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _raise_in.argtypes = (ctypes.c_ulong, ctypes.py_object)
-_NOTHING = ctypes.py_object()
 #: Packages that would swallow the error: a log handler prints what it fails with, and a publish goes on. While the body
-#: is in one of them, `strike` waits, for so many pauses of so many seconds at most.
-_CAREFUL, _PAUSES, _PAUSE = frozenset({"logging", "celery_redislock"}), 200, 0.001
+#: is in one of them, `strike` waits, for at most so many pauses of up to so many seconds. The slice is the switch
+#: interval meanwhile.
+_CAREFUL, _PAUSES, _PAUSE, _SLICE = frozenset({"logging", "celery_redislock"}), 200, 0.001, 0.0002
 _slicing = threading.Lock()
+_random = random.SystemRandom()
 
 
 class Abort:
@@ -46,37 +48,42 @@ class Abort:
 
         Only the first call has an effect, except that a LockLost may follow a LockReplaced.
         """
+        struck = _without_arguments(error)  # takes longer than a look at the body
         with self._changing:
-            if self._is_struck_by(error, in_any_case=False):
+            if self._is_struck_by(struck):
                 return
         # This thread gets the interpreter when the body does I/O, as in a log handler, or after the switch interval.
         # That interval is short for a moment, so that the body is not always found in the handler.
         with _slicing:
             interval = sys.getswitchinterval()
-            sys.setswitchinterval(_PAUSE / 10)
+            sys.setswitchinterval(_SLICE)
             try:
                 for pauses_left in reversed(range(_PAUSES)):
-                    time.sleep(_PAUSE)
+                    # A body that logs at the pace of these pauses would be found in its handler each time.
+                    time.sleep(_random.uniform(0, _PAUSE))
                     with self._changing:
-                        if self._is_struck_by(error, in_any_case=not pauses_left):
+                        if self._is_struck_by(struck, in_any_case=not pauses_left):
                             return
             finally:
                 sys.setswitchinterval(interval)
 
-    def _is_struck_by(self, error: LockLost | LockReplaced, *, in_any_case: bool) -> bool:
+    def _is_struck_by(self, struck: type[Exception], *, in_any_case: bool = False) -> bool:
         """Strike, unless the error would be swallowed; return whether nothing is left to do."""
-        may_follow = self._error is None or (issubclass(self._error, LockReplaced) and isinstance(error, LockLost))
-        if may_follow and self._thread is not None and not in_any_case and self._would_be_swallowed(self._thread):
-            return False
+        may_follow = self._error is None or (issubclass(self._error, LockReplaced) and issubclass(struck, LockLost))
+        if may_follow and self._thread is not None:
+            frame = sys._current_frames().get(self._thread)
+            seen_at = frame and frame.f_lasti
+            # A body that has moved since it was looked at may be anywhere. Between this comparison and the strike it
+            # cannot move: the interpreter changes threads where a call ends, a function begins or a loop turns.
+            if not in_any_case and (self._would_be_swallowed_in(frame) or (frame and frame.f_lasti != seen_at)):
+                return False
+            _raise_in(self._thread, struck)
         if may_follow:
-            self._error = _without_arguments(error)
-            if self._thread is not None:
-                _raise_in(self._thread, self._error)
+            self._error = struck
         return True
 
-    def _would_be_swallowed(self, thread: int) -> bool:
-        """Whether the body is at this moment in code that would swallow the error."""
-        frame = sys._current_frames().get(thread)
+    def _would_be_swallowed_in(self, frame: FrameType | None) -> bool:
+        """Whether a body that is in this frame is in code that would swallow the error."""
         while frame is not None and frame is not self._caller:
             if frame.f_globals.get("__name__", "").partition(".")[0] in _CAREFUL:
                 return True
@@ -93,8 +100,7 @@ class Abort:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # The error may be raised while this method runs. It then propagates and ends the body, like any other error.
         with self._changing:
-            thread = self._thread
-            self._thread = self._caller = None
+            thread, self._thread, self._caller = self._thread, None, None
             if self._error is not None and thread is not None and kind is not self._error:
                 _take_back(thread)
 
@@ -115,7 +121,7 @@ def _take_back(thread: int) -> None:
     except _TakenBack:
         pass
     except BaseException:  # a time limit was raised first
-        _raise_in(thread, _NOTHING)
+        _raise_in(thread, ctypes.py_object())  # nothing is scheduled then
         raise
 
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 from celery import Celery
 
 from celery_redislock.celery_port import as_in_this_thread
+from celery_redislock.lock.lock_server import in_loop
 
 _TURNS = "_redislock_turns"
 #: The next publish begins when this one has ended, or after this many seconds: it then waits for a server. Publishes at
@@ -25,7 +26,8 @@ async def in_thread(app: Celery, publish: Callable[[], R]) -> R:
     """Call `publish` in a thread, where Celery finds the running tasks of this one."""
     loop = asyncio.get_running_loop()
     run = as_in_this_thread(publish)
-    async with _turn(app, loop):
+    turns: dict[AbstractEventLoop, asyncio.Lock] = vars(app).setdefault(_TURNS, {})
+    async with in_loop(turns, asyncio.Lock):
         sent = loop.run_in_executor(None, copy_context().run, run)
         try:
             await asyncio.wait([sent], timeout=APART)
@@ -33,11 +35,3 @@ async def in_thread(app: Celery, publish: Callable[[], R]) -> R:
             sent.cancel()  # the thread goes on if it has begun
             raise
     return await sent
-
-
-def _turn(app: Celery, loop: AbstractEventLoop) -> asyncio.Lock:
-    turns: dict[AbstractEventLoop, asyncio.Lock] = vars(app).setdefault(_TURNS, {})
-    if loop not in turns:
-        for closed in [one for one in [*turns] if one.is_closed()]:
-            turns.pop(closed, None)
-    return turns.setdefault(loop, asyncio.Lock())

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, TypedDict,
 
 from celery import Celery, shared_task
 
-from celery_redislock.options import Arguments, ConflictPolicy, OnLost, OnOutage, Scope
+from celery_redislock.options import Also, Arguments, ConflictPolicy, OnLost, OnOutage, Scope
 
 from .locked_task import LockedTask
 
 if TYPE_CHECKING:
-    from typing import ParamSpec, Unpack
+    from typing import Unpack
 
     from typing_extensions import TypeVar
 
-    P = ParamSpec("P")
+    from .locked_task import P
+
     R = TypeVar("R")
     IsBound = TypeVar("IsBound", Literal[True], Literal[False], default=Literal[False])
 
@@ -26,7 +27,8 @@ class TaskOptions(TypedDict, total=False):
     """What `locked_task` accepts: the options of a `LockedTask`, and Celery's own."""
 
     lock_args: Sequence[str] | set[str] | frozenset[str] | None
-    lock_key: str | Callable[[Mapping[str, Any]], str] | None
+    lock_key: str | Sequence[str] | Callable[[Mapping[str, Any]], str | Sequence[str]] | None
+    lock_also: Sequence[Also]
     lock_scope: Scope
     lock_on_conflict: ConflictPolicy | None
     lock_lease: float

@@ -8,7 +8,9 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -18,18 +20,13 @@ from celery.app.task import Context
 from celery_redislock import signals
 from celery_redislock.app import server_of
 from celery_redislock.celery_port import tasks_of_this_thread
-from celery_redislock.connection.store import LockStore
+from celery_redislock.connection.store import Answer, LockStore
 from celery_redislock.errors import LockConfigError, LockInfo, LockLost, LockReplaced, LockUnavailable, shown
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.hold.keeper import LastWord
-from celery_redislock.lock.async_lock import Lock as AsyncLock
-from celery_redislock.lock.handle import Handle
-from celery_redislock.lock.lock import Lock
 from celery_redislock.message.calls import Arguments, read_call, write_call
-from celery_redislock.message.delivery import ASKED_KEYS
 from celery_redislock.message.header import HEADER
 from celery_redislock.message.message import Message
-from celery_redislock.options import LockOptions
 from celery_redislock.policy import leaves_note
 from celery_redislock.policy.join import Outcome
 from celery_redislock.protocol import tokens
@@ -37,7 +34,8 @@ from celery_redislock.protocol.hold import Hold, Phase
 from celery_redislock.protocol.names import Demand, keys_of
 from celery_redislock.protocol.replies import Granted
 from celery_redislock.protocol.scripts import Claim, Note, Numbered
-from celery_redislock.protocol.tokens import Token
+from celery_redislock.protocol.several import in_order
+from celery_redislock.protocol.tokens import Token, call_at
 
 from .abort import Abort
 from .plan import LockPlan, give_up_reservation, reservation_ttl
@@ -65,7 +63,9 @@ class Execution:
         plan: The plan of the task's class.
         request: Celery's request.
         message: The request's message, from `delivered`.
-        held: The lock that the run asks for, with its hold; None until `demands`.
+        held: The lock that the run asks for, with its hold; None until `demands`. If it asks for several, the first of
+            `lock_key`.
+        parts: The locks that the run asks for, in the order in which it does.
         abort: Ends the body when the lock is lost, if `lock_on_lost` is ``abort``, or when a newer call replaces the
             run; None if neither can happen.
         joined: The outcome of the joined task: the run ends with it and does not run its body. None if it joined none.
@@ -80,6 +80,9 @@ class Execution:
         #: The message's attempt as text, for the token and the note.
         self._attempt = str(self.message.attempt)
         self.held: HeldLock | None = None
+        self.parts: tuple[HeldLock, ...] = ()
+        #: The keys of `lock_also` among them.
+        self._also: Set[str] = frozenset()
         #: Whether a newer call may ask the run to stop: in a worker, whatever its own call says about conflicts.
         self._is_replaceable = plan.options.on_conflict == "replace" and not message.request.is_eager
         self.abort = Abort() if plan.options.on_lost == "abort" or self._is_replaceable else None
@@ -98,6 +101,59 @@ class Execution:
         """The key in Redis; empty until `demands`."""
         return self.message.demand.key
 
+    def take_several(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Work out which keys this call needs, and take them all, or end the run as its options say.
+
+        Raises:
+            TypeError, LockKeyError: As in `demands`.
+            Exception: As in `acquire`.
+        """
+        self._demand_several(args, kwargs)
+        options = self.message.options
+        try:
+            answers = self._asked_at_once()
+            for part in self.parts:
+                self.message.demand = part.demand
+                is_also = part.key in self._also and options.on_conflict != "wait"
+                self.message.options = replace(options, on_conflict="wait") if is_also else options
+                self.acquire(part, answers.get(part))
+                if part.hold.phase is Phase.IN_DOUBT:  # with lock_on_outage="run", the body runs without a lock
+                    self._give_back()
+                    return
+            self.message.demand = self.parts[0].demand if self.held is None else self.held.demand
+        except BaseException:
+            self._give_back()
+            raise
+        finally:
+            self.message.options = options
+
+    def _demand_several(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        main, also = self.plan.demands(args, kwargs)
+        self.message.wants = in_order((*main, *also))
+        call, locks = self.message.delivery.call, {}
+        for demand in self.message.wants:
+            self.message.demand = demand  # for its token
+            hold = Hold(demand, self._mint(), None, call and call_at(call, demand.capacity))
+            locks[demand.key] = self._held_lock(hold)
+        self.parts, self.held = tuple(locks.values()), locks[main[0].key]
+        self._also = locks.keys() - {one.key for one in main}
+        self.held.stand_for(one for one in self.parts if one is not self.held and not one.demand.spent)
+
+    def _asked_at_once(self) -> Mapping[HeldLock, Answer]:
+        """Ask for several of the keys at once. Return the answers; the other keys are asked for one by one."""
+        return {}
+
+    def _give_back(self) -> None:
+        """Release the keys that the run was granted, because it does not get all of them. No note: it is not over."""
+        for part in self.parts:
+            if part.hold.call is not None:
+                self._server.pass_on(part.demand, part.hold.call)
+            if part.demand.spent and part.hold.phase is Phase.OVER:
+                self._server.keeper.later(part.key, time.monotonic() + part.demand.spent, partial(_undo, part.hold))
+            elif part.hold.may_be_held:
+                self._release(part, None)
+            part.hold = part.hold.over()
+
     def demands(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> HeldLock:
         """Work out which lock this call asks for, and return it.
 
@@ -105,22 +161,25 @@ class Execution:
             TypeError: The arguments do not fit the signature.
             LockKeyError: No key can be made from the arguments.
         """
-        options = self.message.options
         demand = self.plan.demand_of_run(args, kwargs, self.message.header.rank)
         self.message.demand = demand
         claim = None if self.message.header.claim is None else self._claim(demand, self.message.header.claim)
-        hold = Hold(demand, self._mint(), claim, self.message.delivery.call)
-        on_asked = self._on_asked if self._is_replaceable else None
-        self.held = HeldLock(self._server.store, hold, options.lease, options.max_hold, self._on_lost, on_asked)
-        return self.held
+        self.held = held = self._held_lock(Hold(demand, self._mint(), claim, self.message.delivery.call))
+        self.parts = (held,)
+        return held
 
-    def acquire(self, lock: HeldLock) -> None:
-        """Take the key, or end the run as its options say.
+    def _held_lock(self, hold: Hold) -> HeldLock:
+        options, on_asked = self.message.options, self._on_asked if self._is_replaceable else None
+        return HeldLock(self._server.store, hold, options.lease, options.max_hold, self._on_lost, on_asked)
+
+    def acquire(self, lock: HeldLock, answer: Answer | None = None) -> None:
+        """Take one key, or end the run as its options say.
 
         If `self.lock` is still None afterwards, the body runs without the lock.
 
         Args:
-            lock: The lock to be granted, from `demands`.
+            lock: The lock to be granted, one of `parts`.
+            answer: The server's answer, if it was asked already.
 
         Raises:
             LockConflict: The key is held, and the policy makes the run fail.
@@ -150,8 +209,9 @@ class Execution:
             if not self.message.was_sent_back:
                 self._give_up_reservation()
             return
-        if held.hold.phase is not Phase.OVER:
-            self._end(held, state)
+        for part in self.parts:
+            if part.hold.phase is not Phase.OVER:
+                self._end(part, state)
 
     def _end(self, held: HeldLock, state: str | None) -> None:
         """See `end`, which calls this until the hold is over."""
@@ -172,16 +232,19 @@ class Execution:
         """Stop showing RETRY, because no attempt follows this run. Does nothing here: eager runs never show RETRY."""
 
     def _taken(self, lock: HeldLock) -> None:
-        """Have the keeper renew `lock`, which was granted, and send the signal `lock_acquired`."""
+        """Have the keeper renew `lock`, which was granted."""
         if lock.demand.spent:  # the run holds nothing: the permit is free when its time is over
             lock.hold, lock.deadline = lock.hold.over(), -math.inf
-            ASKED_KEYS.forget(self.message.delivery.nonce)
         else:
             self._server.keeper.add(lock)
         if not lock.calls and self.message.options.arguments == "all":
             lock.calls = [self._arguments]
-        if signals.lock_acquired.receivers:
-            signals.lock_acquired.send(sender=self.task, lock=lock, waited=self.message.waited)
+        self._announce_grant()
+
+    def _announce_grant(self) -> None:
+        """Send the signal `lock_acquired` once the run has all of its keys, unless it shares the first one."""
+        if signals.lock_acquired.receivers and self.held in self.parts and self._has_all:
+            signals.lock_acquired.send(sender=self.task, lock=self.held, waited=self.message.waited)
 
     @property
     def _arguments(self) -> Arguments:
@@ -233,7 +296,8 @@ class Execution:
     def _release(self, lock: HeldLock, state: str | None) -> None:
         keeper = self._server.keeper
         keeper.remove(lock)
-        cooldown = self.message.options.cooldown if state == states.SUCCESS else 0.0
+        cools_down = state == states.SUCCESS and lock.key not in self._also
+        cooldown = self.message.options.cooldown if cools_down else 0.0
         # If a time limit interrupts this method after the command, `end` is called again. By then the key may be free,
         # which does not mean that the lock was lost.
         was_sent_before = lock.hold.phase is Phase.ENDING
@@ -249,12 +313,20 @@ class Execution:
             is_sent = False
         # Only now: if a time limit fires before the release was sent, task_postrun calls `end` again.
         lock.hold = lock.hold.over()
-        if is_sent and signals.lock_released.receivers:
+        if is_sent and signals.lock_released.receivers and lock is self.held and self._has_all:
             signals.lock_released.send(sender=self.task, lock=lock)
 
+    @property
+    def _has_all(self) -> bool:
+        """Whether the run was granted all of its keys."""
+        return all(part.was_granted or (part.demand.spent and part.hold.phase is Phase.OVER) for part in self.parts)
+
     def _note_after(self, lock: HeldLock, state: str | None) -> Note | None:
-        """The note that the release leaves for copies of the message; None if the attempt is not over."""
-        if not leaves_note(state):
+        """The note that the release leaves for copies of the message; None if the attempt is not over.
+
+        Of several keys, the one that is asked for first has it, because a copy may meet no other.
+        """
+        if lock is not self.parts[0] or not leaves_note(state):
             return None
         delivery = self.message.delivery
         copy_may_wait = delivery.may_be_a_copy
@@ -325,7 +397,7 @@ def delivered(task: Task[..., Any], plan: LockPlan, request: Context) -> Message
     """The message of `request`, with its options: the task's own, except for those that the message brings.
 
     If the message comes from another version of the code, this version may not allow its options. It then goes on
-    without them, also when it waits or is sent again.
+    without them, even when it waits or is sent again.
     """
     message = Message(task, plan.broker, request, plan.options)
     given = message.header.options
@@ -338,6 +410,11 @@ def delivered(task: Task[..., Any], plan: LockPlan, request: Context) -> Message
             about = message.fields("call_option", reason=refusal)
             logger.error("%s runs without the lock options of its call: %s", message.name, refusal, extra=about)  # noqa: TRY400 - the error has it all
     return message
+
+
+def _undo(hold: Hold, store: LockStore) -> None:
+    """Give back what a rate has granted to a run that does not begin."""
+    store.send(hold.undo())
 
 
 def _announce_loss(task: Task[..., Any], lock: HeldLock, reason: str) -> None:
@@ -369,32 +446,7 @@ def held_by_request(store: LockStore, key: str) -> HeldLock | None:
         for request in task.request_stack.stack:
             # If the request has no execution, this may be a message header of the same name.
             lock = getattr(request.__dict__.get(EXECUTION), "lock", None)
-            if isinstance(lock, HeldLock) and lock.key == key and lock.store is store and lock.remaining > 0:
-                return lock
+            for part in lock.parts if isinstance(lock, HeldLock) else ():
+                if part.key == key and part.store is store and part.left > 0:
+                    return part
     return None
-
-
-class InRequests(Handle):
-    """The lock of `lock_for` and of `locked`. Code inside a run or block that holds the key shares that lock."""
-
-    def __init__(self, client: Any, demand: Demand, options: LockOptions, *, thread_local: bool) -> None:
-        super().__init__(
-            *(client, demand.key, options.lease),
-            blocking_timeout=options.block_for,
-            thread_local=thread_local,
-            renew=True,
-            reentrant=True,
-            fence=options.fence,
-            limit=demand.capacity,
-        )
-
-    def _held_around(self, store: LockStore) -> HeldLock | None:
-        return held_by_request(store, self.key)
-
-
-class LockInRequests(InRequests, Lock):
-    """`InRequests` for threads."""
-
-
-class AsyncLockInRequests(InRequests, AsyncLock):
-    """`InRequests` for coroutines."""

@@ -6,6 +6,7 @@ They carry out what `celery_redislock.policy.conflict` decides on a conflict or 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -14,6 +15,7 @@ from celery.exceptions import Ignore, TaskRevokedError
 
 from celery_redislock import signals
 from celery_redislock.app import WITHOUT_REDIS
+from celery_redislock.connection.store import Answer
 from celery_redislock.errors import LockConflict, LockInfo, LockUnavailable
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.lock.handle import check_fence, entry_of_context
@@ -57,7 +59,6 @@ class WorkerExecution(Execution):
                 self.leave_no_retry()
         finally:  # otherwise a time limit that fires in the backend leaves the keeper renewing the key forever
             super()._end(held, state)
-            ASKED_KEYS.forget(self.message.delivery.nonce)  # no effect in a child
 
     def end(self, state: str | None) -> None:
         """See `Execution.end`. A run with a rate holds nothing, so that nothing else is left to do at its end."""
@@ -65,6 +66,7 @@ class WorkerExecution(Execution):
         if state == states.IGNORED and held is not None and held.demand.spent and held.hold.phase is Phase.OVER:
             self.leave_no_retry()
         super().end(state)
+        ASKED_KEYS.forget(self.message.delivery.nonce)  # no effect in a child
 
     def leave_no_retry(self) -> None:
         """Show IGNORED instead of the RETRY of the previous attempt, or of this one while it waited."""
@@ -72,23 +74,38 @@ class WorkerExecution(Execution):
             self._may_leave_retry = False  # a later RETRY is the replacement's
             join.show_as_ignored(self.message)
 
-    def acquire(self, lock: HeldLock) -> None:
+    def _asked_at_once(self) -> Mapping[HeldLock, Answer]:
+        """See `Execution`. A rate is asked last: what it has granted for nothing is missing for a while."""
+        parts = [part for part in self.parts if not part.demand.spent]
+        if len(parts) < 2:
+            return {}
+        for part in parts:
+            ASKED_KEYS.asks(self.message.delivery.nonce, part.key)
+        note = self._note(parts[0].key) if self.message.delivery.may_be_a_copy else None
+        fenced = self.held if self.message.options.fence else None
+        try:
+            return dict(zip(parts, self._server.store.acquire_all(parts, parts[0].lease, note, fenced), strict=True))
+        except LockUnavailable:
+            return {}
+
+    def acquire(self, lock: HeldLock, answer: Answer | None = None) -> None:
         """See `Execution.acquire`."""
-        note = self._note(lock.key) if self.message.delivery.may_be_a_copy else None
-        options, numbered = self.message.options, self._numbered()
+        note = self._note(lock.key) if self.message.delivery.may_be_a_copy and lock is self.parts[0] else None
+        fence, numbered = self.message.options.fence and lock is self.held, self._numbered()
         while True:
-            # Note the key before sending the command, because this process may die as soon as the key is granted.
-            ASKED_KEYS.asks(self.message.delivery.nonce, lock.key)
-            if lock.hold.phase is Phase.IN_DOUBT:
-                lock.hold = lock.hold.minted(self._mint())
-            try:
-                answer = self._server.store.acquire(lock, lock.lease, note, fence=options.fence, numbered=numbered)
-            except LockUnavailable as error:
-                if not self._runs_without(error):
-                    continue
-                self._give_up_reservation()
-                lock.hold = lock.hold.unclaimed()
-                return
+            if answer is None:
+                # Note the key before sending the command, because this process may die as soon as the key is granted.
+                ASKED_KEYS.asks(self.message.delivery.nonce, lock.key)
+                if lock.hold.phase is Phase.IN_DOUBT:
+                    lock.hold = lock.hold.minted(self._mint())
+                try:
+                    answer = self._server.store.acquire(lock, lock.lease, note, fence=fence, numbered=numbered)
+                except LockUnavailable as error:
+                    if not self._runs_without(error):
+                        continue
+                    self._give_up_reservation()
+                    lock.hold = lock.hold.unclaimed()
+                    return
             if isinstance(answer, Granted):
                 lock.granted(answer)
                 if answer.calls:
@@ -108,6 +125,7 @@ class WorkerExecution(Execution):
                     end_replaced(self.message, newer, has_run=False)
                 case Conflict():
                     self._conflict(answer)
+            answer = None  # ask again
 
     # Conflicts: the key is held.
 
@@ -148,7 +166,7 @@ class JoiningExecution(WorkerExecution):
     A joined task that is in state RETRY counts as dead once this run's message has waited for `lock_queue_ttl`.
     """
 
-    def acquire(self, lock: HeldLock) -> None:
+    def acquire(self, lock: HeldLock, answer: Answer | None = None) -> None:
         """Join the task that the message names, or take the key.
 
         Raises:
@@ -205,19 +223,21 @@ class EagerExecution(Execution):
     A run inside a run or block that holds the key shares that lock and does not release it.
     """
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._shares_lock = False
-
-    def end(self, state: str | None) -> None:
-        """Release the key, unless it belongs to the run or block around this one."""
-        if not self._shares_lock:
-            super().end(state)
-
     def _note_after(self, lock: HeldLock, state: str | None) -> None:
         """Leave no note: there is no message, so there can be no copy."""
 
-    def acquire(self, lock: HeldLock) -> None:
+    def take_several(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """See `Execution`.
+
+        Raises:
+            LockLost: A key was lost while the run waited for another one.
+        """
+        super().take_several(args, kwargs)
+        for part in self.parts:
+            if part.was_lost:
+                part.check()
+
+    def acquire(self, lock: HeldLock, answer: Answer | None = None) -> None:
         """Take the key.
 
         Raises:
@@ -230,16 +250,17 @@ class EagerExecution(Execution):
         if self._share_lock(lock):
             return
         try:
-            conflict = self._server.take(lock, 0.0, fence=self.message.options.fence)
+            fence = self.message.options.fence and lock is self.held
+            conflict = self._server.take(lock, 0.0, fence=fence)
             if conflict is not None:
-                self._wait_or_end(lock, conflict)
+                self._wait_or_end(lock, conflict, fence)
         except LockUnavailable as error:
             if isinstance(on_outage(self.message.delivery, 0.0, self.message.options), RunWithout):
                 return
             raise LockUnavailable(error.key, f"{error.reason}; {WITHOUT_REDIS}") from error
         self._taken(lock)
 
-    def _wait_or_end(self, lock: HeldLock, conflict: Conflict) -> None:
+    def _wait_or_end(self, lock: HeldLock, conflict: Conflict, fence: bool) -> None:
         """Block until `lock` is granted, or raise."""
         message, options = self.message.facts, self.message.options
         holder = conflict.info(lock.key)
@@ -247,7 +268,7 @@ class EagerExecution(Execution):
         decision = _decide(self, conflict, holder)
         if not isinstance(decision, Skip | Fail):
             is_for_a_moment = isinstance(decision, ComeBack) and policy not in WAITING
-            left = self._server.take(lock, MOMENT if is_for_a_moment else options.block_for, fence=options.fence)
+            left = self._server.take(lock, MOMENT if is_for_a_moment else options.block_for, fence=fence)
             if left is None:
                 return
             holder = left.info(lock.key)
@@ -266,8 +287,13 @@ class EagerExecution(Execution):
         outer = entry.held if entry else held_by_request(store, lock.key)
         if outer is None:
             return False
-        check_fence(outer, self.message.options.fence)
-        self.held, self._shares_lock = outer, True
+        if lock is self.held:
+            check_fence(outer, self.message.options.fence)
+            self.held = outer
+        elif self.held in self.parts:
+            self.held.stand_for(outer if part is lock else part for part in self.held.parts[1:])
+        self.parts = tuple(part for part in self.parts if part is not lock)  # so that its end does not release this one
+        self._announce_grant()
         return True
 
 

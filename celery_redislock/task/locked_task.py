@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, cast
 
 from celery import Celery, Signature, Task, states
@@ -17,8 +18,11 @@ from celery_redislock.app import server_of
 from celery_redislock.celery_port import as_sent, bind, bound_tasks
 from celery_redislock.errors import LockConfigError, LockInfo, LockKeyError
 from celery_redislock.hold.held_lock import HeldLock
+from celery_redislock.lock.async_lock import Lock as AsyncLock
+from celery_redislock.lock.async_server import AsyncServer
 from celery_redislock.lock.lock import Lock
-from celery_redislock.lock.no_lock import NoLock
+from celery_redislock.lock.no_lock import AsyncNoLock, NoLock
+from celery_redislock.lock.several import AsyncLocks, Locks
 from celery_redislock.message.delivery import hide_headers
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.message.republish import ignores_result
@@ -27,7 +31,8 @@ from celery_redislock.protocol.names import Demand
 
 from .async_publish import in_thread
 from .binding import REFUSED, checked_plan, guard_body, is_given, refused_in
-from .execution import LockInRequests, execution_of
+from .execution import execution_of
+from .lock_for import lock_of
 from .lost import is_in_hook
 from .plan import LockAttributes, LockPlan
 from .publish import LockedResult, Publication, is_bare, take_lock_options
@@ -291,8 +296,8 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
             execution.key if execution else "", [(request.args or (), request.kwargs or {})]
         )
 
-    def lock_for(self, *args: Any, **kwargs: Any) -> Lock | NoLock:
-        """The lock of the call ``task(*args, **kwargs)``, for code outside the task.
+    def lock_for(self, *args: Any, **kwargs: Any) -> Lock | Locks | NoLock:
+        """The lock of the call ``task(*args, **kwargs)``, for code outside the task. All its locks, if it has several.
 
         Arguments that do not affect the key may be omitted: if `lock_args` names ``account_id`` or a template has
         ``{account_id}``, both ``lock_for(7)`` and ``lock_for(account_id=7)`` work.
@@ -303,21 +308,21 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
         Raises:
             TypeError: The arguments do not fit the task's signature, or one that the key needs is missing.
             LockKeyError: No key can be made from the arguments.
-            LockConfigError: The task has no lock: it is one of Celery's own, or has a `lock_rate`.
+            LockConfigError: The task has no lock: it is Celery's own, or has a rate (`lock_rate`, `lock_also`).
         """
-        plan = self._plan()
-        if plan.options.rate is not None:
-            raise LockConfigError(f"{self.name} has a lock_rate, so its runs hold no lock that could be taken here")
-        if not plan.enabled:
-            return NoLock()
-        demand = self._demand(plan, *plan.keys.completed(args, kwargs))
-        return LockInRequests(server_of(plan.app).client, demand, plan.options, thread_local=False)
+        lock: Lock | Locks | NoLock = self._lock_for(args, kwargs, is_async=False) or NoLock()
+        return lock
+
+    def alock_for(self, *args: Any, **kwargs: Any) -> AsyncLock | AsyncLocks | AsyncNoLock:
+        """The lock that `lock_for` returns, for coroutines: ``async with task.alock_for(7):``. It raises the same."""
+        lock: AsyncLock | AsyncLocks | AsyncNoLock = self._lock_for(args, kwargs, is_async=True) or AsyncNoLock()
+        return lock
 
     def lock_info(self, *args: Any, **kwargs: Any) -> LockInfo | None:
         """Who holds the lock of the call ``task(*args, **kwargs)``; None if it is free.
 
-        If `lock_limit` allows several holders, `LockInfo.others` lists the rest. Arguments may be omitted as in
-        `lock_for`.
+        If `lock_limit` allows several holders, `LockInfo.others` lists the rest. If the call needs several keys, this
+        is about the first of them that it could not get now. Arguments may be omitted as in `lock_for`.
 
         Raises:
             TypeError, LockKeyError, LockConfigError: As in `lock_for`.
@@ -326,7 +331,16 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
         plan = self._plan()
         if not plan.enabled:
             return None
-        return server_of(plan.app).store.inspect(self._demand(plan, *plan.keys.completed(args, kwargs)))
+        store, demands = server_of(plan.app).store, self._demands(plan, args, kwargs)
+        return _first_taken(demands, [store.inspect(one) for one in demands])
+
+    async def alock_info(self, *args: Any, **kwargs: Any) -> LockInfo | None:
+        """Do what `lock_info` does, for coroutines; it raises the same."""
+        plan = self._plan()
+        if not plan.enabled:
+            return None
+        server, demands = AsyncServer.here(server_of(plan.app)), self._demands(plan, args, kwargs)
+        return _first_taken(demands, [await server.inspect(one) for one in demands])
 
     if not TYPE_CHECKING:  # type checkers know the options from LockAttributes
 
@@ -349,5 +363,25 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
             raise LockConfigError(f"{self.name} has no lock: it is one of Celery's own tasks")
         return plan
 
-    def _demand(self, plan: LockPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Demand:
-        return plan.demand(*as_sent(self, args, kwargs))
+    def _lock_for(self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_async: bool) -> Any:
+        """See `lock_for`; None if locks are switched off."""
+        plan = self._plan()
+        if plan.options.rate is not None or any(one.rate is not None for one in plan.options.also):
+            which = "lock_rate" if plan.options.rate is not None else "rate in lock_also"
+            raise LockConfigError(f"{self.name} has a {which}, so its runs hold no lock that could be taken here")
+        if not plan.enabled:
+            return None
+        demands = self._demands(plan, args, kwargs)
+        return lock_of(server_of(plan.app).client, demands, plan.options, thread_local=False, is_async=is_async)
+
+    def _demands(self, plan: LockPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Demand]:
+        sent = as_sent(self, *plan.completed(args, kwargs))
+        return list(chain(*plan.demands(*sent))) if plan.may_have_several else [plan.demand(*sent)]
+
+
+def _first_taken(demands: Sequence[Demand], found: Sequence[LockInfo | None]) -> LockInfo | None:
+    """Who holds the first key that a run could not get now; of a single key, who holds it at all."""
+    for one, info in zip(demands, found, strict=True):
+        if info is not None and (len(demands) == 1 or one.spent or len(info.holders) >= one.capacity):
+            return info
+    return None

@@ -68,7 +68,7 @@ class NextAttempt:
 
     def header(self, header: Header) -> Header:
         """The header for this attempt's message: `header`, with the claim to the run's key if the run has one."""
-        key = (self._demand and self._demand.key) or ASKED_KEYS.key_of(self._nonce) or self._reserved
+        key = (self._demand and self._demand.key) or next(iter(ASKED_KEYS.of(self._nonce)), None) or self._reserved
         if key is None:
             return header
         return header._replace(publish=self.attempt.publish, claim=self._token.nonce, key=key)

@@ -36,6 +36,7 @@ from celery_redislock.options import (
     LIMIT,
     RATE,
     WEIGHT,
+    Also,
     Arguments,
     ConflictPolicy,
     LockOptions,
@@ -44,6 +45,7 @@ from celery_redislock.options import (
     Rule,
     Scope,
     accepts,
+    may_have_several,
     name_of,
     resolve_options,
     resolve_settings,
@@ -51,7 +53,7 @@ from celery_redislock.options import (
 )
 from celery_redislock.policy import may_be_handed_a_key
 from celery_redislock.protocol import tokens
-from celery_redislock.protocol.names import FIRST_TURN, MAX_CAPACITY, Demand, Share, keys_of, redis_key
+from celery_redislock.protocol.names import FIRST_TURN, MAX_CAPACITY, MOST_KEYS, Demand, Share, keys_of, redis_key
 from celery_redislock.protocol.tokens import Attempt
 
 #: For how many combinations of a call's own options a plan keeps the resolved options.
@@ -73,6 +75,7 @@ class LockPlan:
         broker: The app's broker.
         options: The task's options. The app's settings and the defaults fill in what the task leaves out.
         has_one_permit: Whether only one run at a time holds a key, so that it has no other permits.
+        may_have_several: Whether a run may need several keys.
 
     Raises:
         LockConfigError: An option or a setting is wrong.
@@ -100,8 +103,14 @@ class LockPlan:
         self._of_call = lru_cache(_CALLS_KEPT, typed=True)(self._resolve)
         if options.arguments != "first":
             check_serializer(task, serializer)
-        self.keys = KeyMaker(task, _signature(body, is_method), options.args, options.key)
-        self.has_one_permit = options.limit == 1 and options.rate is None
+        signature = _signature(body, is_method)
+        first, *others = options.key if isinstance(options.key, tuple) else (options.key,)
+        self.keys = KeyMaker(task, signature, options.args, first)
+        #: Make the names of the other keys that each run needs: the rest of `lock_key`, and `lock_also`.
+        self._others = [KeyMaker(task, signature, None, key) for key in others]
+        self._also = [(KeyMaker(task, signature, None, one.key, option="lock_also"), one) for one in options.also]
+        self.may_have_several = may_have_several(options)
+        self.has_one_permit = options.limit == 1 and options.rate is None and not options.also
         self._group_of = None if options.fair is None else self.keys.groups(options.fair)
         self.waiting_limit = settings.waiting_limit
         self._prefix = keyprefix_of(app) + settings.prefix
@@ -183,9 +192,32 @@ class LockPlan:
             return Demand(redis_key(self._prefix, self.keys.name(args, kwargs)))
         arguments = self.keys.bind(args, kwargs)
         key = redis_key(self._prefix, self.keys.name_of(arguments))
-        if self.options.rate is None:
-            return Demand(key, self._computed("limit", LIMIT, arguments))
-        return Demand(key, *shares_of(self._computed("rate", RATE, arguments)) or ())
+        return self._limited(key, self.options.limit, self.options.rate, arguments)
+
+    def demands(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Demand], list[Demand]]:
+        """What a call with these arguments asks for if it may need several keys: by `lock_key`, and by `lock_also`.
+
+        Raises:
+            TypeError, LockKeyError: As in `demand`; or the call needs more than `MOST_KEYS` keys.
+        """
+        arguments, limit, rate = self.keys.bind(args, kwargs), self.options.limit, self.options.rate
+        names = self.keys.names_of(arguments) + [maker.name_of(arguments) for maker in self._others]
+        if (count := len(names) + len(self._also)) > MOST_KEYS:
+            raise LockKeyError(f"{self.task}: a call needs {count} keys; a run may have {MOST_KEYS} at most")
+        also = [(maker.name_of(arguments), one.limit, one.rate) for maker, one in self._also]
+        return (
+            [self._limited(redis_key(self._prefix, name), limit, rate, arguments) for name in names],
+            [self._limited(redis_key(self._prefix, name), most, often, arguments) for name, most, often in also],
+        )
+
+    def completed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """Complete a call without changing its keys; see `KeyMaker.completed`."""
+        return self.keys.completed(args, kwargs, self._others + [maker for maker, _ in self._also])
+
+    def _limited(self, key: str, limit: Any, rate: Any, arguments: Mapping[str, Any]) -> Demand:
+        if rate is None:
+            return Demand(key, self._computed("limit", LIMIT, limit, arguments))
+        return Demand(key, *shares_of(self._computed("rate", RATE, rate, arguments)) or ())
 
     def demand_of_run(self, args: Sequence[Any], kwargs: Mapping[str, Any], rank: int) -> Demand:
         """What a run with these arguments asks for. Its message has this `rank`; 0 if it has none.
@@ -197,7 +229,10 @@ class LockPlan:
         if self._group_of is None:
             return demand
         arguments = self.keys.bind(args, kwargs)
-        group, turn = self._group_of(arguments), round(TURN / self._computed("weight", WEIGHT, arguments))
+        group, turn = (
+            self._group_of(arguments),
+            round(TURN / self._computed("weight", WEIGHT, self.options.weight, arguments)),
+        )
         return demand._replace(share=Share(group, digest(group)[:DIGEST], turn, rank if rank >= FIRST_TURN else 0))
 
     def in_any_permit(self, key: str) -> Demand:
@@ -207,13 +242,12 @@ class LockPlan:
         """
         return Demand(key, 1 if self.has_one_permit else MAX_CAPACITY)
 
-    def _computed(self, option: str, rule: Rule, arguments: Mapping[str, Any]) -> Any:
-        """The value of an option for a call, if the task's own callable computes it.
+    def _computed(self, option: str, rule: Rule, value: Any, arguments: Mapping[str, Any]) -> Any:
+        """The `value` of an option for a call, or what the task's own callable computes.
 
         Raises:
             LockKeyError: The callable raises, or returns an invalid value.
         """
-        value: Any = getattr(self.options, option)
         if not callable(value):
             return value
         try:
@@ -254,9 +288,14 @@ class LockAttributes:
     """The names of the parameters that make up the key. ``()``: the task runs once at a time, whatever its arguments.
     None, the default: all of them."""
 
-    lock_key: str | Callable[[Mapping[str, Any]], str] | None
-    """A template over parameter names, ``"stock:{sku}"``, which several tasks may share; or a callable that takes the
-    bound arguments and returns a string. Not together with `lock_args`."""
+    lock_key: str | Sequence[str] | Callable[[Mapping[str, Any]], str | Sequence[str]] | None
+    """A template over parameter names, ``"stock:{sku}"``, which several tasks may share; a list of up to 8, of which a
+    run holds all; or a callable that takes the bound arguments and returns a string, or a list of strings. Not together
+    with `lock_args`. See docs/several-locks.md."""
+
+    lock_also: Sequence[Also]
+    """More keys that each run needs, for which it always waits in line: ``[Also("farm", limit=20)]`` or
+    ``[Also("api", rate="100/m")]``. None by default. See docs/several-locks.md."""
 
     lock_scope: Scope
     """How long the key is held. ``"run"``, the default: while the body runs. ``"job"``: from the call to the end of the

@@ -19,6 +19,7 @@ from celery_redislock.errors import describe, fields, run_named
 from celery_redislock.message.delivery import ON_BEGIN, Delivery, is_requeued
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.message.message import Message
+from celery_redislock.options import may_have_several
 
 from .execution import EXECUTION, Execution, attach, delivered, execution_of
 from .executions import EagerExecution, JoiningExecution, WorkerExecution
@@ -60,7 +61,7 @@ def before_body(
         Whether the run ends with another task's outcome, by the policy ``join``.
 
     Raises:
-        Exception: As in `Execution.demands` and `Execution.acquire`.
+        Exception: As in `Execution.demands`, `acquire` and `take_several`.
     """
     try:
         plan = plan_of()
@@ -70,7 +71,10 @@ def before_body(
         message = delivered(task, plan, request)
         execution = _execution_type(message)(plan, message)
         attach(request, execution)
-        execution.acquire(execution.demands(args, kwargs))
+        if plan.may_have_several and (message.options is plan.options or may_have_several(message.options)):
+            execution.take_several(args, kwargs)
+        else:
+            execution.acquire(execution.demands(args, kwargs))
     except (Ignore, Reject):
         raise
     except Exception as error:

@@ -7,7 +7,6 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,7 +21,8 @@ from celery_redislock.message.header import Reservation
 from celery_redislock.options import LockOptions
 from celery_redislock.policy import may_be_handed_a_key
 from celery_redislock.protocol.hold import Hold, Phase
-from celery_redislock.protocol.tokens import RESERVED, known_by
+from celery_redislock.protocol.names import Demand
+from celery_redislock.protocol.tokens import RESERVED, call_at, known_by
 from celery_redislock.task.lost import NextAttempt
 from celery_redislock.task.plan import LockPlan
 
@@ -49,18 +49,23 @@ class Run(NamedTuple):
     retries: int
     call: bytes | None = None
     """What the key holds until the child acquires it; None if the message was not called to its key."""
-    waited_for: str | None = None
-    """The key that the message waited for in this worker; None if it has not waited here."""
+    waited_for: tuple[Demand, ...] = ()
+    """What the message waited for in this worker, and was called to; empty if it has not waited here."""
     next: NextAttempt | None = None
     """The next attempt, which takes over the key if the child dies; None if the task has no such attempt."""
 
     @property
-    def hold(self) -> Hold | None:
-        """What the child may hold, with whatever permit; None if the child has not asked, and so holds nothing."""
-        key = ASKED_KEYS.key_of(self.nonce) or self.waited_for
-        if key is None:
-            return None
-        return Hold(self.plan.in_any_permit(key), known_by(self.nonce), call=self.call, phase=Phase.ASKED)
+    def holds(self) -> tuple[Hold, ...]:
+        """What the child may hold, with whatever permit; empty if the child has not asked, and so holds nothing."""
+        capacities = {one.key: one.capacity for one in self.waited_for}
+        return tuple(
+            Hold(
+                *(self.plan.in_any_permit(key), known_by(self.nonce)),
+                call=call_at(self.call, capacities[key]) if self.call and key in capacities else None,
+                phase=Phase.ASKED,
+            )
+            for key in dict.fromkeys((*ASKED_KEYS.of(self.nonce), *capacities))
+        )
 
     @property
     def reserved(self) -> Hold | None:
@@ -120,10 +125,13 @@ class Children:
     def living(self, pool: Any) -> int:
         """How many children of `pool` are alive and not about to be killed. Thread-safe.
 
-        Celery may take five seconds to replace a dead child.
+        Celery may take five seconds to replace a dead child. Until it notices the death, it counts the child's run as
+        active, which takes a slot: such a child counts as alive here, so that it does not cost two.
         """
+        busy = {request.worker_pid for request in set(state.active_requests)}
         pids = [child.pid for child in children_of(pool)]  # a process has no pid before it starts
-        return sum(pid is not None and pid not in self._condemned and not is_dead(pid) for pid in pids)
+        pids = [pid for pid in pids if pid is not None and pid not in self._condemned]
+        return sum(pid in busy or not is_dead(pid) for pid in pids)
 
     def keep_reservation(self, pid: Any, nonce: str) -> None:
         """Record that the message of the run `nonce` was sent back, and still needs its reservation.
@@ -187,27 +195,13 @@ def is_dead(pid: int) -> bool:
     return False
 
 
-def expect_copies(runs: Iterable[Run]) -> None:
-    """Make `runs` leave notes when they release their keys: the broker will deliver copies of their messages.
-
-    A copy that finds the key held requests the note itself. A copy that stays in the queue until after the release
-    cannot, so the keeper requests its note: the worker's event loop must not wait for Redis.
-    """
-    for run in runs:
-        hold = run.hold
-        if hold is not None:
-            mark = partial(LockStore.expect_copy, demand=hold.demand, token=hold.token)
-            keeper, until = server_of(run.plan.app).keeper, time.monotonic() + run.options.lease
-            keeper.later(hold.demand.key, until, mark)
-
-
 def release_of_dead(run: Run) -> None:
     """Release the key that a dead child held for `run`, and a reservation that the child did not use.
 
     If Redis does not answer, the keeper does so later.
     """
     server, options = server_of(run.plan.app), run.options
-    release = partial(_release, run=run, hold=run.hold, reserved=run.reserved)
+    release = partial(_release, run=run, holds=run.holds, reserved=run.reserved)
     try:
         release(server.store)
     except LockUnavailable as error:
@@ -223,14 +217,15 @@ def release_of_dead(run: Run) -> None:
         ASKED_KEYS.forget(run.nonce)  # now that the next attempt knows the key, if there is one
 
 
-def _release(store: LockStore, run: Run, hold: Hold | None, reserved: Hold | None) -> None:
-    is_handed_over = _hand_over(store, run, hold, reserved)
-    # This release leaves no note: if the broker delivers the message again, the message must run.
-    if not is_handed_over and hold is not None and store.send(hold.ended().release()):
-        about = run.fields("died", hold.demand.key)
-        logger.warning("%s: its process died; its lock %s was released", run.name, hold.demand.key, extra=about)
-    if hold is not None and hold.call is not None:
-        store.pass_on(hold.demand, hold.call)
+def _release(store: LockStore, run: Run, holds: tuple[Hold, ...], reserved: Hold | None) -> None:
+    is_handed_over = _hand_over(store, run, *holds, reserved)
+    for hold in holds:
+        # This release leaves no note: if the broker delivers the message again, the message must run.
+        if not is_handed_over and store.send(hold.ended().release()):
+            about = run.fields("died", hold.demand.key)
+            logger.warning("%s: its process died; its lock %s was released", run.name, hold.demand.key, extra=about)
+        if hold.call is not None:
+            store.pass_on(hold.demand, hold.call)
     if reserved is not None:
         store.give_up(reserved.demand, reserved.token.nonce, is_to_come=_is_still_to_come(store, run, reserved))
 

@@ -16,9 +16,8 @@ from weakref import WeakValueDictionary
 
 from celery import bootsteps
 from celery.worker import state
-from celery.worker.state import active_requests
 
-from .children import expect_copies, run_of
+from celery_redislock.message.delivery import STOPS
 
 #: The length of a nonce in bytes. Writes this short to a pipe are atomic, so every read returns whole nonces.
 _LENGTH = 22
@@ -146,21 +145,18 @@ class AckWhatHasBegun(bootsteps.StartStopStep):
             self._reading = parent.timer.call_repeatedly(READ_EVERY, EARLY_ACKS.read)
 
     def stop(self, parent: Any) -> None:
-        """Ack the messages of runs that have begun, while the channel is still open; expect copies of the others.
+        """Ack the messages of runs that have begun, while the channel is still open, and tell all runs of the stop.
 
         The consumer stops to reconnect, or for good because the worker shuts down. A copy may stay in the queue until
-        the run has ended, and must be dropped then. A run that ends unfinished and requeues its message still leaves no
-        note, so that the message runs again.
+        the run has ended, and must be dropped then. In a shutdown with Redis as the broker, acks that Celery sends now
+        or has just sent may also be lost. A run that ends unfinished and requeues its message still leaves no note, so
+        that the message runs again.
         """
         if self._reading is not None:
             self._reading.cancel()
             self._reading = None
         EARLY_ACKS.read()
-        # In a shutdown with Redis as the broker, acks that Celery sends now or has just sent may also be lost, so every
-        # run counts as unacked. With RabbitMQ, the consumer stops only after its runs have ended, so none are left.
-        for_good = parent.blueprint.state != bootsteps.RUN  # type: ignore[attr-defined]
-        unacked = [one for one in tuple(active_requests) if for_good or (one.task.acks_late and not one.acknowledged)]
-        expect_copies([run for one in unacked if (run := run_of(one)) is not None])
+        STOPS.add()
 
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
         """Register with the event loop. Celery calls this each time the loop starts."""

@@ -11,22 +11,24 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from celery.worker import state as worker
-from celery.worker.control import inspect_command
+from celery.worker.control import control_command, inspect_command
 from celery.worker.request import Request
 
 from celery_redislock.app import server_of
 from celery_redislock.connection.connect import address
 from celery_redislock.errors import LockConflict, LockInfo, RedisLockError
+from celery_redislock.line.room import Room
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.policy import Ended
 from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.replies import info_of
 
 from .children import Run, is_dead, run_of
+from .lock_events import lock_events_of
 from .waiting import waiting_room_of
 from .waiting_message import WaitingMessage
 from .worker_port import limited_requests
@@ -47,6 +49,7 @@ def connect() -> None:
     inspect_command(args=[("key", str)], signature="[key]")(redislock_waiting)
     inspect_command(args=[("task_id", str)], signature="<task id>")(redislock_task)
     inspect_command()(redislock_counts)
+    control_command(args=[("key", str)], signature="<key>")(redislock_drop)
 
 
 def locks(state: Any, **_: Any) -> list[dict[str, Any]]:
@@ -120,12 +123,13 @@ def _described(what: str, request: Request) -> dict[str, Any]:
         process died now.
     """
     run = run_of(request)
-    hold = run and run.hold
+    keys = [hold.demand.key for hold in run.holds] if run is not None else []
     is_called = what == "reserved" and run is not None and run.call is not None
     return {
         "is": "called" if is_called else what,
         "name": request.task.name,
-        "lock": hold and hold.demand.key,
+        "lock": keys[0] if keys else None,
+        "locks": keys,
         "reserved": Header.read(request.request_dict.get(HEADER)).key,
         "needs_lock": run is not None,
         "since": request.time_start,
@@ -141,15 +145,30 @@ def redislock_counts(state: Any, **_: Any) -> dict[str, Any]:
         ``lines``: for each lock and task, the key, the task's name, how many wait, and when the first was published or
         began to wait, in microseconds since the epoch. A message that sleeps does not wait. Callers of a `Lock` in this
         process count too, under an empty name. ``rooms``: the names under which this process is in line in Redis.
-        ``conflicts``: the number of conflicts since the worker started.
+        ``conflicts``: the number of conflicts since the worker started. ``events``: whether it sends `LockEvents`.
     """
     room = waiting_room_of(state.app)
     rooms = [] if room is None else room.rooms
+    return {
+        "lines": lines_in(rooms),
+        "rooms": [room.token.nonce for room in rooms],
+        "conflicts": RUN_COUNTS.conflicts,
+        "events": lock_events_of(state.app) is not None,
+    }
+
+
+def lines_in(rooms: Iterable[Room]) -> list[tuple[str, str, int, int]]:
+    """The ``lines`` of `redislock_counts`."""
     found: dict[tuple[str, str], list[int]] = {}
     for waiter in (one for room in rooms for one in room.waiting() if not one.is_asleep):
         found.setdefault((waiter.key, waiter.group), []).append(waiter.published)
-    lines = [(key, task, len(begins), min(begins)) for (key, task), begins in found.items()]
-    return {"lines": lines, "rooms": [room.token.nonce for room in rooms], "conflicts": RUN_COUNTS.conflicts}
+    return [(key, task, len(begins), min(begins)) for (key, task), begins in found.items()]
+
+
+def redislock_drop(state: Any, key: str, spared: Sequence[str] = (), **_: Any) -> int:
+    """End the messages that wait for `key`; see `WaitingRoom.drop`. Return how many there are."""
+    room = waiting_room_of(state.app)
+    return 0 if room is None else room.drop(key, spared)
 
 
 def _requests(consumer: Any) -> Iterator[tuple[str, Request]]:
@@ -175,29 +194,29 @@ def _waits(one: WaitingMessage, hostname: str) -> dict[str, Any]:
 def _held(hostname: str, waiting: Counter[str]) -> Iterator[dict[str, Any]]:
     """Yield the locks of accepted runs, except runs that hold nothing according to the lock server."""
     given = [run_of(request) for request in set(worker.active_requests)]
-    runs = [(run, hold.demand) for run in given if run is not None and (hold := run.hold) is not None]
-    answers: dict[str, LockInfo | None] = {
-        run.nonce: LockInfo(demand.key, run.task_id, run.plan.task, hostname, None, None, "unknown")
+    runs = [(run, hold.demand) for run in given if run is not None for hold in run.holds]
+    answers: dict[tuple[str, str], LockInfo | None] = {
+        (run.nonce, demand.key): LockInfo(demand.key, run.task_id, run.plan.task, hostname, None, None, "unknown")
         for run, demand in runs
     }
     asks = threading.Thread(target=_ask, args=(runs, answers), name="redislock-inspect", daemon=True)
     asks.start()
     asks.join(PATIENCE)
     for run, demand in runs:
-        answer = answers[run.nonce]
+        answer = answers[run.nonce, demand.key]
         if answer is not None:
             yield answer.to_json(run.options.scope, waiting[demand.key])
 
 
-def _ask(runs: Sequence[tuple[Run, Demand]], answers: dict[str, LockInfo | None]) -> None:
-    """Look up the keys of `runs`, and store in `answers`, by nonce, what each run holds; None for nothing."""
+def _ask(runs: Sequence[tuple[Run, Demand]], answers: dict[tuple[str, str], LockInfo | None]) -> None:
+    """Look up the keys of `runs`, and store in `answers`, by nonce and key, what each run holds; None for nothing."""
     for run, demand in runs:
         try:
             found = server_of(run.plan.app).store.look(demand)
         except RedisLockError:
             return
         mine = [one for one in (found.holders if found else ()) if one.nonce == run.nonce and one.is_running]
-        answers[run.nonce] = info_of(mine[0], demand.key, found.ttl) if found and mine else None
+        answers[run.nonce, demand.key] = info_of(mine[0], demand.key, found.ttl) if found and mine else None
 
 
 class RunCounts:

@@ -6,7 +6,6 @@ import functools
 import logging
 import math
 import os
-import sys
 import threading
 import time
 import types
@@ -21,10 +20,12 @@ from kombu.serialization import registry  # type: ignore[attr-defined]
 
 from celery_redislock.app import server_of
 from celery_redislock.errors import LockConfigError, fields, run_named
-from celery_redislock.message.delivery import DELIVERY, Delivery, hide_headers, is_requeued
+from celery_redislock.message.delivery import DELIVERY, STOPS, Delivery, hide_headers, is_requeued
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.message.republish import custom_headers
 from celery_redislock.policy import Ended, Place, Verdict
+from celery_redislock.policy.skip import Skipped, store_revoked
+from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.tokens import Attempt, mint_nonce
 from celery_redislock.task.lost import attempts_before, in_hook, next_attempt
 from celery_redislock.task.plan import LockPlan, give_up_reservation
@@ -32,6 +33,7 @@ from celery_redislock.task.plan import LockPlan, give_up_reservation
 from . import worker_port
 from .children import CHILDREN, Run
 from .early_acks import EARLY_ACKS
+from .lock_events import lock_events_of
 from .remote_control import RUN_COUNTS
 from .waiting import WaitingRoom, waiting_room_of
 from .worker_port import context_of, forget_run, was_cancelled, was_revoked
@@ -60,8 +62,10 @@ class LockedRequest(Request):
     delivery: Delivery
     #: What a child is given to run; None if locks are switched off.
     run: Run | None = None
-    #: The key that the message waited for in this worker.
-    _waited_for: str | None = None
+    #: Whether an operator has dropped the message while it waited.
+    is_dropped = False
+    #: What the message waited for in this worker.
+    _waited_for: tuple[Demand, ...] = ()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -72,6 +76,7 @@ class LockedRequest(Request):
         self.received_at = time.monotonic()
         task: Any = self.task
         self._arrival: dict[str, Any] = {
+            "stops": STOPS.number,
             "overdue_at": self.received_at + task.lock_plan.broker.overdue_after if task.lock_plan else math.inf,
             "serializer": serializer,
             "headers": hidden,
@@ -155,24 +160,40 @@ class LockedRequest(Request):
         return not was_revoked(self) and (is_given_back or is_requeued or bool(is_retried))
 
     def revoked(self) -> bool:
-        """Whether the message was revoked or has expired. If so, its reservation is released."""
+        """Whether the message was revoked, was dropped or has expired. If so, its reservation is released."""
         if was_revoked(self):
             return True
         other = state.requests.get(self.id)
         with in_hook():
-            if not super().revoked():
+            if self.is_dropped:
+                self._drop()
+            elif not super().revoked():
                 return False
         worker_port.find_again(self, other)
         run = self.run
-        hold = run and run.hold
-        if run is not None and hold is not None and hold.call is not None:
-            server_of(run.plan.app).pass_on(hold.demand, hold.call)
+        for hold in run.holds if run is not None else ():
+            if run is not None and hold.call is not None:
+                server_of(run.plan.app).pass_on(hold.demand, hold.call)
         if run is not None and run.reservation is not None:
             never_starts = None if self.delivery.may_be_a_copy else Attempt(str(self.id), run.retries, 0)
             give_up_reservation(
                 run.plan, run.options, run.reservation, run.retries, self.eta, never_starts=never_starts
             )
         return True
+
+    def _drop(self) -> None:
+        """End the message as the policy ``skip`` would. If this process dies before the ack, it is delivered again."""
+        verdict = Verdict("drop", Skipped.DROPPED, Skipped.DROPPED.text)
+        store_revoked(self.task, context_of(self), verdict.text)
+        self._announce(verdict)
+        self.acknowledge()
+
+    def _announce(self, verdict: Verdict) -> None:
+        """Send the events about what has ended the message's run."""
+        events = lock_events_of(self.app)
+        if events is not None:
+            events.ended(self, verdict)
+        verdict.send_event(self.send_event)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """Record at a hard time limit that Celery is about to kill the child, so its slot is not free."""
@@ -219,6 +240,8 @@ class LockedRequest(Request):
                 room.give_rate_token_back(self)
             if verdict.place is not None:
                 return self._wait(room, verdict, verdict.place)
+            if verdict.reason.is_conflict and verdict.runs_again:
+                room.overflow[self.task.name] += 1
         # With `return_ok`, the run has not lost its process: the error comes from a task that the run has joined.
         is_lost = isinstance(error, WorkerLostError) and not return_ok
         is_given_back = is_lost and self.delivery.acks_at_begin and not self.acknowledged
@@ -230,7 +253,7 @@ class LockedRequest(Request):
             CHILDREN.keep_reservation(self.worker_pid, self.delivery.nonce)
         result = super().on_failure(exc_info, send_failed_event, return_ok)
         if verdict is not None:
-            verdict.send_event(self.send_event)
+            self._announce(verdict)
         # The run has ended, perhaps before its body began, so ack now. Do not ack if a cold shutdown has cancelled
         # the run: the broker must deliver its message again.
         if not self.task.acks_late and not was_cancelled(self):
@@ -265,9 +288,10 @@ class LockedRequest(Request):
             return
         CHILDREN.keep_reservation(self.worker_pid, self.delivery.nonce)
         forget_run(self)  # this also saves memory: thousands of messages may wait
-        self._waited_for = sys.intern(place.demand.key)  # all messages that wait for a key share one string
+        place = place.shared()
+        self._waited_for = place.wants or (place.demand,)
         self.request_dict[HEADER] = place.header.wire
-        verdict.send_event(self.send_event)
+        self._announce(verdict)
         room.keep(self, place)
 
 

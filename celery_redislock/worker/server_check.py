@@ -105,10 +105,10 @@ def introduce(app: Celery, prefix: str, where: str) -> None:
         prefix: The prefix of the app's keys.
         where: The address of the lock server, without a password.
     """
-    locked = locked_tasks(app)
-    leases = sorted({lease for _, lease in locked})
-    spread = f"a lease of {leases[0]:g} s" if len(leases) == 1 else f"leases of {leases[0]:g} to {leases[-1]:g} s"
-    logger.info("%d tasks take locks on %s, with the prefix %r and %s", *(len(locked), where, prefix, spread))
+    leases = sorted(lease for _, lease in locked_tasks(app))
+    tasks = "task takes locks on" if len(leases) == 1 else "tasks take locks on"
+    span = f"a lease of {leases[0]:g} s" if leases[0] == leases[-1] else f"leases of {leases[0]:g} to {leases[-1]:g} s"
+    logger.info("%d %s %s, with the prefix %r and %s", len(leases), tasks, where, prefix, span)
 
 
 def warn_of_server(client: redis.Redis, where: str) -> None:

@@ -12,12 +12,13 @@ from typing import Any
 from celery.signals import celeryd_after_setup, task_postrun, worker_shutting_down
 from celery.worker import state
 
-from celery_redislock.message.delivery import ASKED_KEYS, ON_BEGIN
+from celery_redislock.message.delivery import ASKED_KEYS, ON_BEGIN, STOPS
 from celery_redislock.task.check import unlocked_tasks
 from celery_redislock.task.locked_task import LockedTask
 
 from . import remote_control
 from .early_acks import EARLY_ACKS, AckWhatHasBegun
+from .lock_events import LockEvents
 from .server_check import try_lock_server, warn_of_broker
 from .waiting import WaitingRoom
 
@@ -48,10 +49,11 @@ def prepare(sender: Any) -> None:
     """
     if not any(isinstance(task, LockedTask) for task in sender.app.tasks.values()):
         return
-    sender.app.steps["consumer"].update({AckWhatHasBegun, WaitingRoom})
+    sender.app.steps["consumer"].update({AckWhatHasBegun, LockEvents, WaitingRoom})
     EARLY_ACKS.open()
     ON_BEGIN[:] = [EARLY_ACKS.report_begin]
     ASKED_KEYS.open()
+    STOPS.open()
     task_postrun.connect(forget, weak=False)
 
 

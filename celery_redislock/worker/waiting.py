@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import time
-from collections import deque
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -26,12 +27,14 @@ from .children import CHILDREN
 from .handover import Handover, channel_of
 from .slots import SemaphoreSlots, Slots, keep_unacked, let_go, open_windows, scale_up
 from .starter import GatedSlots, SoloSlots, Starter
-from .waiting_message import WaitingMessage, has_ended, must_leave, revoked_among
+from .waiting_message import Drop, WaitingMessage, has_ended, must_leave, revoked_among
 from .worker_port import is_behind_semaphore, most_prefetched
 
 _WAITING_ROOM = "_redislock_waiting_room"
 #: Seconds between two checks for revoked messages: Celery has no hook for a revoke.
 LOOK_EVERY = 0.5
+#: How long messages that come to wait for a key are ended after an operator has dropped what waited for it, in seconds.
+DROPPED_FOR = 3600.0
 #: One check ends at most this many messages, because each costs a call to the result backend. Another check follows at
 #: once.
 MOST_AT_ONCE = 100
@@ -42,12 +45,18 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     The broker still owns the waiting messages. So that the worker keeps fetching others, its prefetch count grows by
     one for each waiting message, as it does for a message with an eta. For quorum queues, see `Windows`.
+
+    Attributes:
+        pid: The worker's main process.
+        overflow: How many messages of each task were sent back because they could not wait in this worker.
     """
 
     requires = ("celery.worker.consumer:Tasks",)  # the step that has a channel to the broker
 
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
+        self.pid = os.getpid()
+        self.overflow = Counter[str]()
         self._consumer: Any = None
         self._rooms: set[Room] = set()
         #: Messages on their way to the pool.
@@ -64,6 +73,8 @@ class WaitingRoom(bootsteps.StartStopStep):
         self._handover = Handover(parent, partial(self._stop, parent), self._starter.wake_up, self.give_to_pool)
         #: The tasks whose rate tokens are to be given back.
         self._unused_tokens: deque[str] = deque()
+        #: What an operator has dropped, by key.
+        self._drops: dict[str, Drop] = {}
         #: When to check for revoked messages, by `time.monotonic()`.
         self._look_at = 0.0
         vars(parent.app)[_WAITING_ROOM] = self
@@ -248,7 +259,8 @@ class WaitingRoom(bootsteps.StartStopStep):
             self.give_to_pool(waiting)
 
     def send_away(self, waiting: WaitingMessage) -> None:
-        """Make the message of `waiting` leave this worker."""
+        """Make the message of `waiting` leave this worker, which has no room for it."""
+        self.overflow[waiting.group] += 1
         self._handover.leave(waiting)
 
     def give_to_pool(self, waiting: WaitingMessage) -> None:
@@ -282,11 +294,33 @@ class WaitingRoom(bootsteps.StartStopStep):
             scale_up(consumer, wanted)
         return min(pause, max(0.0, self._look_at - time.monotonic())) if self._is_waited() else pause
 
+    def drop(self, key: str, spared: Collection[str]) -> int:
+        """End the messages that wait for `key`, except those with the ids `spared`; return how many there are.
+
+        For `DROPPED_FOR` seconds, older messages that come to wait for it are ended too. A message whose turn has come
+        runs.
+        """
+        now, waiting = time.monotonic(), [one for one in self._unordered() if one.key == key]
+        before = max([time.time_ns() // 1000, *(one.published for one in waiting)])
+        self._drops = {known: drop for known, drop in self._drops.items() if now < drop.until}
+        self._drops[key] = Drop(before, now + DROPPED_FOR, spared)
+        self._look_at = now
+        self._starter.wake_up()
+        return sum(map(self._is_dropped, waiting))
+
+    def _is_dropped(self, one: WaitingMessage) -> bool:
+        drop = self._drops.get(one.key)
+        return drop is not None and drop.ends(one)
+
     def _end_revoked(self, consumer: Any) -> None:
-        """Every now and then, end the messages that were revoked while they waited."""
+        """Every now and then, end the messages that were revoked or dropped while they waited."""
         if time.monotonic() < self._look_at:
             return
         revoked = revoked_among(self._unordered)
+        for one in self._unordered() if self._drops else ():
+            if self._is_dropped(one):
+                one.request.is_dropped = True
+                revoked.append(one)
         self._look_at = time.monotonic() + (LOOK_EVERY if len(revoked) <= MOST_AT_ONCE else 0.0)
         for one in revoked[:MOST_AT_ONCE]:
             if one.withdraw():
@@ -339,4 +373,4 @@ class WaitingRoom(bootsteps.StartStopStep):
 def waiting_room_of(app: Any) -> WaitingRoom | None:
     """The waiting room of the worker of `app` in this process; None if there is no such worker."""
     room = vars(app).get(_WAITING_ROOM)
-    return room if isinstance(room, WaitingRoom) else None
+    return room if isinstance(room, WaitingRoom) and room.pid == os.getpid() else None

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from celery.utils.functional import maybe_list
 from celery.utils.time import maybe_make_aware
@@ -36,6 +35,22 @@ EXPIRED_FOR = 0.01
 #: A message that a quorum queue has redelivered this many times stops waiting and is published again. RabbitMQ 4 drops
 #: it after twenty redeliveries, one for each worker that ends or loses its connection while the message waits there.
 GIVEN_BACK_OFTEN = 10
+
+
+class Drop(NamedTuple):
+    """What an operator has dropped: the messages that wait for a key, and older ones that come to wait for it."""
+
+    before: int
+    """Only messages published before this time, in microseconds since the epoch."""
+    until: float
+    """Only messages that wait before this time, by `time.monotonic()`."""
+    spared: Collection[str]
+    """The ids of the key's holders, of whose messages there may be copies."""
+
+    def ends(self, one: WaitingMessage) -> bool:
+        """Whether a message that waits for the key is dropped. Work that may have begun is not."""
+        is_spared = str(one.request.id) in self.spared or Header.read(one.request.request_dict[HEADER]).begun
+        return one.published <= self.before and time.monotonic() < self.until and not is_spared
 
 
 class WorkerPort(Protocol):
@@ -80,9 +95,11 @@ class WaitingMessage(Waiter):
         "demand",
         "is_asleep",
         "joins",
+        "lost_at",
         "number",
         "rank",
         "request",
+        "wants",
         "watches",
     )
 
@@ -90,8 +107,7 @@ class WaitingMessage(Waiter):
 
     def __init__(self, request: Any, place: Place, worker: WorkerPort) -> None:
         plan: LockPlan = request.task.lock_plan
-        # All messages that wait for a key share one string.
-        self.demand = place.demand._replace(key=sys.intern(place.demand.key))
+        self.demand, self.wants, self.lost_at = place.demand, place.wants, None
         self.rank, self.number = place.rank, 0
         self.request = request
         self._room = server_of(plan.app).room
@@ -185,7 +201,7 @@ class WaitingMessage(Waiter):
         if called:
             waited, name = time.monotonic() - self._since, self.request.task.name
             logger.info(
-                "%s: its turn came after %.3f s; %d messages wait for locks in this worker",
+                "%s: its turn came after %.3f s; messages that wait for locks in this worker: %d",
                 *(run_named(name, self.request.id), waited, len(self._room)),
                 extra=fields("turn", task=name, task_id=self.request.id, key=self.key),
             )
@@ -200,7 +216,8 @@ class WaitingMessage(Waiter):
 
     def look_for_next(self) -> bool:
         """Make the room check the message's line after its run has ended; return whether the line has a waiter."""
-        return self._room.look(self.line)
+        looks = [self._room.look(one.line) for one in self.wants or (self.demand,)]
+        return any(looks)
 
     def withdraw(self) -> bool:
         """Stop waiting. Return whether it still waited; if not, it was called and is on its way to the pool."""

@@ -65,8 +65,8 @@ error: shop.combination: lock_limit = 2 is not allowed with lock_fence: a fence 
 error: shop.coroutine: its body is async or a generator: it would run after its call has returned and released the lock;
     let a plain body run it: asyncio.run()
 error: shop.misspelt: lock_scop is not known; did you mean lock_scope?
-error: shop.no_field: lock_key names 'date', which is not a parameter of the task; it has: day
-error: shop.no_parameter: lock_args names 'date', which is not a parameter of the task; it has: day
+error: shop.no_field: lock_key names 'date', which is not one of its parameters: day
+error: shop.no_parameter: lock_args names 'date', which is not one of its parameters: day
 error: shop.wrong_value: lock_scope = 'jobs' is not allowed; allowed: 'run' or 'job' or 'queue'; did you mean 'job'?
 warning: task shop.no_lock has lock_scope but no lock: add base=LockedTask
 warning: task shop.leftover: the option 'once' belongs to celery-once and has no effect here; instead, set

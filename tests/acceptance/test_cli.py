@@ -157,7 +157,14 @@ def test_both_ways_in_list_the_same_and_end_with_the_same_codes(program, tasks, 
 
 def test_a_lock_server_that_is_away_is_named_in_one_line(app, cli, program, config):
     app.conf.redislock_url = config.locks = "redis://127.0.0.1:1/0"
-    for arguments in (["list"], ["show", "k"], ["why", "x", "--timeout", "0.1"], ["export"], ["release", "k", "--yes"]):
+    for arguments in (
+        ["list"],
+        ["show", "k"],
+        ["why", "x", "--timeout", "0.1"],
+        ["export"],
+        ["release", "k", "--yes"],
+        ["drop", "k", "--yes"],
+    ):
         result = cli(*arguments)
         assert (result.exit_code, len(result.stderr.splitlines())) == (69, 1), result.stderr
         assert "could not reach the lock server redis://127.0.0.1:1/0: " in result.stderr
@@ -264,6 +271,44 @@ def test_each_message_that_waits_is_counted_though_its_worker_stands_in_line_onc
 
 
 @left_out("its user may read no such key", "acl")
+def test_the_list_is_in_the_order_that_is_asked_for_and_may_leave_out_what_is_young(tasks, app, locks, cli):
+    key = tasks.keyed.lock_for("b").name
+    old = tokens.mint(tokens.mint_nonce(), Attempt("an-id", 0, 0), tokens.origin("w@host", "lab.work"))
+    fields = old.value.split(b" ")
+    fields[2] = b"%d" % ((datetime.now(UTC).timestamp() - 500) * 1000)
+    locks.client.set("redislock:{z}", b" ".join(fields), px=60_000)
+    with tasks.keyed.lock_for("b"), tasks.once.lock_for("c") as other:
+        by = {order: [one["key"] for one in told(cli("list", "--json", "--sort", order))] for order in ("age", "key")}
+        assert by["key"] == sorted([key, other.name, "redislock:{z}"])
+        assert by["age"] == ["redislock:{z}", key, other.name]
+        assert [one["key"] for one in told(cli("list", "--json", "--older-than", "400"))] == ["redislock:{z}"]
+        waiting = ThreadPoolExecutor(1).submit(Lock(server_of(app).client, other.name).acquire, blocking_timeout=20)
+        wait_until(lambda: locks.client.exists(f"{other.name}:line"), "another waits for it")
+        assert told(cli("list", "--json", "--sort", "waiting"))[0]["key"] == other.name
+    assert waiting.result(30)
+    assert cli("list", "--sort", "size").exit_code == 2
+
+
+def test_a_shell_completes_commands_options_and_keys(config, tasks, tmp_path, program):
+    def completed(*words: str) -> list[str]:
+        options = process(config, tmp_path)
+        line = {
+            "COMP_WORDS": " ".join(["celery", "-A", "tests.lab.worker", "locks", *words]),
+            "COMP_CWORD": str(3 + len(words)),
+        }
+        options["env"] |= {**line, "_CELERY_COMPLETE": "bash_complete"}
+        run = subprocess.run([Path(sys.executable).parent / "celery"], **options, check=False)
+        return [line.partition(",")[2] for line in run.stdout.split()]
+
+    with tasks.keyed.lock_for("A1") as lock, tasks.keyed.lock_for("B1"):
+        assert "drop" in completed("dr")
+        assert "--older-than" in completed("list", "--")
+        assert completed("show", "redislock:{stock:A") == [lock.name]
+        assert len(completed("release", "redislock:")) == 2
+    config.locks = "redis://127.0.0.1:1/0"
+    assert completed("show", "redislock:") == []
+
+
 def test_the_list_can_be_narrowed_and_is_in_the_order_of_age(tasks, locks, cli):
     with tasks.keyed.lock_for("A1") as old, tasks.keyed.lock_for("B1") as new:
         locks.client.set("redislock:{not ours}:fence", 7)
@@ -294,7 +339,16 @@ def test_a_call_of_a_task_is_shown_by_its_arguments(tasks, cli):
         assert lock.name in cli("show", "--task", "lab.keyed", "--args", '["A1"]').stdout
         assert lock.name in cli("show", "--task", "lab.keyed", "--kwargs", '{"sku": "A1"}').stdout
     free = cli("show", "--task", "lab.keyed", "--args", '["A1"]')
-    assert (free.exit_code, "is free" in free.stderr) == (1, True)
+    assert (free.exit_code, "is free." in free.stderr) == (1, True)
+
+
+def test_a_key_that_is_named_without_its_prefix_is_told_from_a_free_one(tasks, cli):
+    with tasks.keyed.lock_for("A1") as lock:
+        prefix, name = lock.name.rstrip("}").split("{")
+        answer = f"{name} is free; the keys of tasks begin with {prefix}{{.\n"
+        for command in ("show", "release"):
+            assert (found := cli(command, name)).exit_code == 1
+            assert found.stderr == answer
 
 
 @pytest.mark.parametrize(

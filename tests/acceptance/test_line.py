@@ -139,6 +139,22 @@ def test_a_message_waits_for_no_idle_child_that_has_died_while_another_worker_ha
     assert waits.get(timeout=20) == "waits"
 
 
+def test_a_message_that_waits_for_the_key_of_a_killed_child_runs_in_an_idle_one_before_celery_notices_the_death(
+    config, tasks, start_worker, running, tmp_path
+):
+    """The run of the dead child took a slot, and so did the dead child: one of the two is enough."""
+    notices = Gate(tmp_path / "notices")
+    config.settings["lab_replaces_late"] = str(notices)
+    worker = start_worker(2)
+    tasks.work.delay("k", "killed", 60)
+    running("killed")
+    waits = tasks.work.delay("k", "waits")
+    wait_until(lambda: kept(tasks.work.app) == 1, "it waits")
+    worker.kill_child()
+    assert waits.get(timeout=20) == "waits"
+    notices.open()
+
+
 @counts_on_wake_ups("the look that is held back is the one after the release")
 def test_a_message_whose_slot_is_taken_while_it_is_called_waits_on_and_another_worker_has_its_turn(
     lock_proxy, locks, config, tasks, start_worker, ledger, running, gate, monkeypatch

@@ -8,13 +8,16 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 from celery.exceptions import TaskRevokedError
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.parser import text_string_to_metric_families
 
-from tests.lab.servers import wait_until
+from tests.lab.servers import free_port, wait_until
 from tests.lab.workers import kept
 
 CHILDREN = 50
@@ -126,6 +129,67 @@ def test_what_cannot_ask_is_counted(tasks, start_worker, scrape, lock_proxy):
     wait_until(lambda: scrape("unavailable_total", task="lab.work") >= 1, "it is counted")
     lock_proxy.mend()
     assert result.get(timeout=20) == "item"
+
+
+@pytest.fixture
+def served(config: Any, folder: Path) -> Callable[..., float | None]:
+    """What the only worker serves now: ``served("waiting", task="lab.work")``; None where there is no such sample."""
+    port = config.settings["lab_metrics_port"] = free_port()
+
+    def scraped() -> str:
+        """As for `samples`: a scrape fails while a file is made, and is tried again."""
+        while True:
+            with suppress(HTTPError), urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+                return answer.read().decode()
+
+    def look(name: str, **labels: str) -> float | None:
+        found = text_string_to_metric_families(scraped())
+        full = f"celery_redislock_worker_{name}"
+        values = [one.value for family in found for one in family.samples if (one.name, one.labels) == (full, labels)]
+        return values[0] if values else None
+
+    return look
+
+
+def test_a_hanging_holder_and_what_waits_for_it_are_seen_while_nothing_else_moves(
+    tasks, app, start_worker, served, running, gate
+):
+    start_worker(2)
+    assert served("waiting", task="lab.work") == 0, "a task of which nothing waits is there too"
+    first = tasks.work.delay("k", "first", gate)
+    running("first")
+    others = [tasks.work.delay("k", number) for number in range(5)]
+    wait_until(lambda: served("waiting", task="lab.work") == 5, "all others wait")
+    wait_until(lambda: served("oldest_wait_seconds", task="lab.work") > 1, "the wait grows")
+    wait_until(lambda: served("longest_hold_seconds", task="lab.work") > 2, "the hold grows")
+    assert served("waiting", task="lab.once") == served("longest_hold_seconds", task="lab.once") == 0
+    gate.open()
+    assert [one.get(timeout=20) for one in (first, *others)] == ["first", *range(5)]
+    wait_until(lambda: served("waiting", task="lab.work") == 0, "nothing waits")
+    wait_until(lambda: served("longest_hold_seconds", task="lab.work") == 0, "nothing is held")
+    assert served("oldest_wait_seconds", task="lab.work") == 0
+    assert served("overflow_total", task="lab.work") == 0
+
+
+def test_messages_that_a_full_worker_sends_back_are_counted(config, tasks, start_worker, served, running, gate):
+    config.settings["redislock_waiting_limit"] = 1
+    start_worker(2)
+    first = tasks.work.delay("k", "first", gate)
+    running("first")
+    others = [tasks.work.delay("k", number) for number in range(3)]
+    wait_until(lambda: served("overflow_total", task="lab.work"), "one of them did not find room")
+    assert served("waiting", task="lab.work") >= 1
+    gate.open()
+    assert [one.get(timeout=60) for one in (first, *others)] == ["first", *range(3)]
+
+
+def test_a_scrape_tells_whether_the_lock_server_answers(start_worker, served, lock_proxy):
+    start_worker(1)
+    assert served("server_up") == 1
+    lock_proxy.refuse()
+    assert served("server_up") == 0
+    lock_proxy.mend()
+    assert served("server_up") == 1
 
 
 def test_the_apps_own_metrics_and_its_gauges_of_living_children_go_on(

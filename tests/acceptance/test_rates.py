@@ -28,6 +28,7 @@ def grants(locks):
     """When the lock server has granted which key to whom, by its own clock."""
     seen, has_begun = defaultdict(list), threading.Event()
     client = locks.connect()
+    client.connection_pool.connection_kwargs["socket_timeout"] = None  # else it would stop to listen in a quiet moment
 
     def listen():
         with suppress(redis.RedisError, OSError, ValueError), client.monitor() as monitor:
@@ -146,7 +147,7 @@ class TestWhereItIsUsedUp:
 def test_a_rate_that_the_arguments_tell_is_checked_at_the_run(tasks, start_worker, ledger):
     start_worker(2)
     assert tasks.rated_by_call.delay("k", "1/m").get(timeout=PATIENCE) == "none"
-    with pytest.raises(LockKeyError, match="lock_rate must return '100/m'"):
+    with pytest.raises(LockKeyError, match='lock_rate must return "100/m"'):
         tasks.rated_by_call.delay("k", "often").get(timeout=PATIENCE)
     assert ledger.items() == ["1/m"]
 

@@ -10,6 +10,7 @@ from celery import states
 from celery.worker import WorkController
 
 from celery_redislock.protocol.names import NOTE
+from celery_redislock.protocol.scripts import ACQUIRE
 from tests.conftest import on_every_broker
 from tests.lab.gate import Gate
 from tests.lab.servers import wait_until
@@ -54,24 +55,32 @@ def test_a_warm_shutdown_waits_for_its_run_and_leaves_the_next_one_to_another_wo
     wait_until(no_key_is_left, "the key is free", SOON)
 
 
+@pytest.mark.parametrize("has_begun", [True, False], ids=["begun", "asks for its key"])
 @pytest.mark.parametrize("name", ["work", "late"])
 def test_a_run_that_ends_in_a_warm_shutdown_leaves_its_note_because_redis_may_lose_its_ack(
-    tasks, start_worker, locks, running, gate, name
+    tasks, start_worker, locks, lock_proxy, running, gate, name, has_begun
 ):
     """So that its copy is dropped, if there will be one."""
-    first_worker = start_worker(1)
+    first_worker = start_worker(1, "-l", "DEBUG")
     task = getattr(tasks, name)
-    result = task.apply_async(("k", "first", gate), task_id="same")
-    running("first")
-    first_worker.begin_to_stop(signal.SIGTERM)
     key = task.lock_for("k").key
-    wait_until(lambda: locks.client.get(key).startswith(b"&"), "its worker has said that a copy is to come")
+    asked = None if has_begun else lock_proxy.hold(b"EVALSHA", ACQUIRE.sha.encode(), before=True)
+    result = task.apply_async(("k", "first", gate), task_id="same")
+    if asked is None:
+        running("first")
+    else:
+        asked.wait()
+    first_worker.begin_to_stop(signal.SIGTERM)
+    # The last step of a consumer to stop is its connection.
+    wait_until(lambda: "Stopping Connection..." in first_worker.output(), "its consumer has stopped")
+    if asked is not None:
+        asked.let_go()
     gate.open()
     first_worker.wait()
     assert result.get(timeout=SOON) == "first"
     wait_until(lambda: not locks.client.exists(key), "the key is free", SOON)
-    (note,) = locks.client.keys()
-    assert f"{NOTE}same/0/0/".encode() in note
+    left = locks.client.keys()
+    assert [f"{NOTE}same/0/0/".encode() in key for key in left] == [True]
 
 
 def _cold(stop, broker):

@@ -95,6 +95,19 @@ def states(app: Any, result: Any) -> list[str]:
     return [one["state"] for one in told]
 
 
+def test_a_job_whose_worker_computes_another_key_than_its_publisher_names_both(
+    config, tasks, why, start_worker, running, gate
+):
+    config.settings["redislock_prefix"] = "newer"
+    start_worker(1)
+    job = tasks.job.delay("k", "job", gate)
+    running("job")
+    said = why(job, Say.RUNS, Say.HOLDS, Say.OTHER_KEY)
+    reserved = tasks.job.lock_for("k").name
+    assert f"reserved {reserved}, but its worker computed {reserved.replace('redislock:', 'newer:')}:" in said
+    gate.open()
+
+
 # It waits.
 
 

@@ -28,6 +28,7 @@ from kombu.exceptions import EncodeError
 from shop import services, tasks
 from shop.models import Product
 call_command("migrate", run_syncdb=True, verbosity=0)
+FORM = "application/x-www-form-urlencoded"
 """
 
 
@@ -87,7 +88,7 @@ key = tasks.relabel.lock_for(product).name
 print(tasks.relabel.delay(product).get(timeout=20) == f"tea under {key}")
 product.name = "green tea"
 print(tasks.relabel.lock_for(product).name == key)
-print(tasks.relabel.lock_for(Product.objects.create(name="tea")).name == key)
+print(tasks.relabel.lock_for(Product.objects.create(name="coffee")).name == key)
 """
     assert project.run("-c", SETUP + program).split() == ["True", "True", "False"]
 
@@ -113,7 +114,7 @@ for error, refused in [
         print(raised)
 print(other_key.lock_for(product, 1).name == other_key.lock_for(quantity=1).name)
 """
-    key = "cannot be part of a lock key: its Product cannot be encoded as JSON; leave the parameter out with lock_args"
+    key = "cannot be part of a lock key: a value of type Product cannot be encoded as JSON; leave the parameter out"
     lines = project.run("-c", SETUP + program).splitlines()
     assert lines[0] == "Object of type Product is not JSON serializable"
     assert [key in line for line in lines[1:3]] == [True, True]
@@ -157,8 +158,13 @@ def test_a_webhook_publishes_at_the_commit_and_a_report_once(project):
     log = project.start_worker("project")
     program = """
 from django.test import Client
+from shop.views import signature_of
 web = Client()
-print(web.post("/webhooks/delivered/", {"name": "tea", "quantity": 3}).json()["product"])
+form = "reference=A1&name=tea&quantity=3"
+for _ in range(2):
+    headers = {"Signature": signature_of(form.encode())}
+    print(web.post("/webhooks/delivered/", form, content_type=FORM, headers=headers).json()["product"])
+while Product.objects.get().stock != 3: pass
 print(web.post("/products/1/count/").json()["stock"])
 with tasks.daily_report.lock_for():
     answers = [web.post("/reports/").json() for _ in range(3)]
@@ -166,8 +172,36 @@ print(*[answer["duplicate"] for answer in answers], len({answer["id"] for answer
 print(tasks.daily_report.AsyncResult(answers[0]["id"]).get(timeout=20))
 """
     printed = project.run("-c", SETUP + program).splitlines()
-    assert printed == ["1", "4", "False True True 1", "1 products"]
+    assert printed == ["1", "1", "4", "False True True 1", "1 products"]
     wait_until(lambda: "'indexed tea'" in log(), "the delivered product is indexed")
+
+
+def test_async_views_publish_and_lock_while_a_worker_runs_the_orders(project):
+    project.run("-c", SETUP)
+    project.start_worker("project")
+    program = """
+import asyncio
+from django.test import AsyncClient
+
+async def main(product):
+    web = AsyncClient()
+    async with tasks.reserve.alock_for(product.pk):
+        taken = [await web.post(f"/products/{product.pk}/orders/", {"quantity": 2}) for _ in range(2)]
+        busy = await asyncio.create_task(web.post(f"/products/{product.pk}/correct/", {"stock": 9}))
+        print(busy.status_code)
+    states = [await state_of(web, answer.json()["id"]) for answer in taken]
+    corrected = await web.post(f"/products/{product.pk}/correct/", {"stock": 9})
+    print(*states, corrected.json())
+
+async def state_of(web, id):
+    while True:
+        state = (await web.get(f"/jobs/{id}/")).json()["state"]
+        if state in ("SUCCESS", "FAILURE"):
+            return state
+
+asyncio.run(main(services.save("tea", 3)))
+"""
+    assert project.run("-c", SETUP + program).splitlines() == ["409", "SUCCESS FAILURE {'stock': 9}"]
 
 
 def test_beat_sends_the_report(project):
@@ -225,9 +259,8 @@ def test_a_check_passes_where_nothing_is_wrong_and_asks_no_server(project):
 
 def test_a_check_reports_every_wrong_task_as_the_page_shows(project):
     file = project.folder / "shop" / "tasks.py"
-    text = (
-        file.read_text().replace('lock_scope="queue"', 'lock_scop="queue"').replace("stock:{product_id}", "stock:{sku}")
-    )
+    text = file.read_text().replace('lock_scope="queue"', 'lock_scop="queue"')
+    text = text.replace("stock:{product_id}", "stock:{sku}", 1)
     file.write_text(f"{text}\nfrom celery import shared_task\n\n@shared_task(lock_scope='job')\ndef no_lock(): ...\n")
     said = failing_check(project, "check")
     page = (ROOT / "docs" / PAGE).read_text()

@@ -127,3 +127,62 @@ def test_each_run_has_its_span_below_that_of_its_publish(spans):
     for name, of in runs.items():
         (publish,) = publishes[name]  # what is not sent has no span
         assert {(run["trace"], run["parent"]) for run in of} == {(publish["trace"], publish["id"])}
+
+
+MEASURED = """
+import json
+import os
+import time
+
+from celery import Celery
+from celery_redislock import LockedTask, tracing
+from opentelemetry import metrics
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, PeriodicExportingMetricReader
+
+REDIS_URL = os.environ["REDIS_URL"]
+app = Celery("measured", broker=REDIS_URL, backend=REDIS_URL)
+
+
+class ToFile(MetricExporter):
+    def export(self, data, **_):
+        with open("metrics", "a") as file:
+            for of in data.resource_metrics:
+                for metric in (one for scope in of.scope_metrics for one in scope.metrics):
+                    for point in metric.data.data_points:
+                        value = getattr(point, "value", None)
+                        file.write(json.dumps([metric.name, dict(point.attributes), value]) + "\\n")
+        return MetricExportResult.SUCCESS
+
+    def shutdown(self, *_, **more): ...
+    def force_flush(self, *_): return True
+
+
+metrics.set_meter_provider(MeterProvider([PeriodicExportingMetricReader(ToFile(), 100)]))
+tracing.connect()
+
+
+@app.task(base=LockedTask, lock_key="{key}", lock_on_conflict="wait")
+def wait(key):
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+"""
+
+
+def test_the_gauges_of_a_worker_reach_the_apps_own_reader(project):
+    (project.folder / "measured.py").write_text(MEASURED)
+    project.start_worker("measured")
+    project.run("-c", "from measured import wait; wait.delay('k'); wait.delay('k')")
+    file = project.folder / "metrics"
+
+    def told(name, **about):
+        lines = [json.loads(line) for line in file.read_text().splitlines() if line.endswith("]")]
+        about = {f"redislock.{key}": value for key, value in about.items()}
+        return [value for which, attributes, value in lines if (which, attributes) == (f"redislock.{name}", about)]
+
+    task = {"task": "measured.wait"}
+    wait_until(lambda: 1 in told("worker.waiting", **task), "the second waits")
+    wait_until(lambda: any(age > 1 for age in told("worker.longest_hold_seconds", **task)), "the first holds its lock")
+    assert 1 in told("worker.server_up")
+    (project.folder / "go").touch()
+    wait_until(lambda: told("worker.waiting", **task)[-1] == 0, "nothing waits")

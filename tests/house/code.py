@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import tokenize
+from collections.abc import Iterable
 
 from .imports import MODULES, PACKAGE
 
@@ -29,11 +30,12 @@ def _docstrings(tree: ast.AST) -> set[int]:
     return {line for one in strings for line in range(one.lineno, (one.end_lineno or one.lineno) + 1)}
 
 
-def lines_of_python() -> int:
-    """The lines of code of the package."""
-    return sum(lines_of_code(path.read_text(encoding="utf-8")) for path in MODULES.values())
+def lines_of_python(names: Iterable[str]) -> int:
+    """The lines of code of these modules."""
+    return sum(lines_of_code(MODULES[name].read_text(encoding="utf-8")) for name in names)
 
 
-def lines_of_lua() -> int:
-    """The lines of the package's scripts, comments and all."""
-    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.lua"))
+def lines_of(*patterns: str) -> int:
+    """The lines of the package's files of another kind, comments and all."""
+    paths = (path for pattern in patterns for path in PACKAGE.rglob(pattern))
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)

@@ -42,7 +42,12 @@ def _defined(tree: ast.AST) -> Iterator[str]:
     """The names that a module gives to what is its own: variables, functions, classes and attributes."""
     for node in ast.walk(tree):
         match node:
-            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.Name(id=name, ctx=ast.Store()):
+            case (
+                ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+                | ast.ClassDef(name=name)
+                | ast.Name(id=name, ctx=ast.Store())
+            ):
                 yield name
             case ast.arg(arg=name) | ast.Attribute(attr=name, ctx=ast.Store()):
                 yield name

@@ -85,6 +85,18 @@ class TestALock:
 
         asyncio.run(main())
 
+    def test_is_extended_although_its_holder_is_asked_to_stop(self, make, locks):
+        """The key is that of a run around it, which a newer call replaces."""
+
+        async def main():
+            async with make() as lock:
+                locks.client.append(NAME, " <the-id-of-the-newer-call")  # as lua/prelude.lua does for a run
+                assert await lock.extend(20, replace_ttl=True)
+                assert await lock.reacquire()
+                assert lock.state == "held"
+
+        asyncio.run(main())
+
     def test_is_extended_and_reacquired(self, make, locks):
         async def main():
             async with make() as lock:
@@ -452,6 +464,103 @@ class TestLocked:
 
         with pytest.raises(LockConfigError, match="generator"):
             locked("stock", app=app)(pages)
+
+
+class TestTheLockOfATask:
+    @pytest.fixture
+    def app(self, config):
+        return make_app(config)
+
+    @pytest.fixture
+    def reserve(self, app):
+        @app.task(base=LockedTask, shared=False, bind=True, lock_key="stock:{sku}", lock_block_for=20)
+        def reserve(self, sku, quantity):
+            async def main():
+                async with self.alock_for(sku) as lock:
+                    return lock.token == self.lock.token
+
+            return asyncio.run(main())
+
+        return reserve
+
+    def test_is_that_of_its_runs_and_of_lock_for(self, reserve, locks):
+        async def main():
+            async with reserve.alock_for(7) as lock:
+                assert (lock.key, lock.state) == ("redislock:{stock:7}", "held")
+                waiting = asyncio.create_task(asyncio.to_thread(enter))
+                await until(lambda: locks.client.exists(keys_of(lock.key).line), "it waits")
+                assert not waiting.done()
+            await waiting
+
+        def enter():
+            with reserve.lock_for(7, 1):
+                pass
+
+        asyncio.run(main())
+        assert locks.held() == []
+
+    def test_is_that_of_the_run_around_it(self, reserve):
+        assert reserve.apply((7, 1)).get()
+
+    def test_waits_as_long_as_the_task_says(self, app):
+        @app.task(base=LockedTask, shared=False, lock_key="stock:{sku}", lock_block_for=0.0)
+        def count(sku): ...
+
+        async def main():
+            with pytest.raises(LockConflict):
+                async with count.alock_for(7):
+                    pytest.fail("two hold the lock")
+
+        with busy(locked("stock:7", app=app)):
+            asyncio.run(main())
+
+    def test_may_be_released_by_another_coroutine(self, reserve, locks):
+        async def main():
+            lock = reserve.alock_for(7)
+            await in_another_task(lock.acquire())
+            await lock.release()
+            return locks.held()
+
+        assert asyncio.run(main()) == []
+
+    def test_has_a_holder_that_coroutines_can_ask_for(self, reserve):
+        async def main():
+            assert await reserve.alock_info(7) is None
+            async with reserve.alock_for(7):
+                found = await reserve.alock_info(sku=7)
+                assert (found.key, found.state) == ("redislock:{stock:7}", "held")
+                blocking = await asyncio.to_thread(reserve.lock_info, 7)
+                assert (found.since, found.hostname) == (blocking.since, blocking.hostname)
+            assert await reserve.alock_info(7) is None
+
+        asyncio.run(main())
+
+    def test_is_asked_for_with_the_errors_of_lock_for(self, app, reserve, locks, private_locks):
+        @app.task(base=LockedTask, shared=False, lock_rate="10/m")
+        def with_a_rate(): ...
+
+        async def main():
+            with pytest.raises(TypeError):
+                await reserve.alock_info()
+            with pytest.raises(LockKeyError):
+                reserve.alock_for(object())
+            with pytest.raises(LockConfigError, match="lock_rate"):
+                with_a_rate.alock_for()
+            locks.kill()
+            with pytest.raises(LockUnavailable):
+                await reserve.alock_info(7)
+
+        asyncio.run(main())
+
+    def test_switched_off_asks_nothing(self, app, reserve):
+        app.conf.redislock_enabled = False
+        app.conf.redislock_url = "redis://127.0.0.1:1"
+
+        async def main():
+            async with reserve.alock_for(7) as lock:
+                return lock.state, await reserve.alock_info(7)
+
+        assert asyncio.run(main()) == ("none", None)
 
 
 def test_a_lock_for_threads_names_this_module_where_it_would_stop_the_loop(config, locks, client):

@@ -13,7 +13,7 @@ from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.tokens import Attempt
 from celery_redislock.task.plan import LockPlan
-from celery_redislock.worker.children import Children, Reservation, Run, expect_copies, release_of_dead
+from celery_redislock.worker.children import Children, Reservation, Run, release_of_dead
 from tests.lab.asking import acquire
 from tests.lab.servers import wait_until
 
@@ -56,7 +56,7 @@ def run(app, key, claim):
     def job_again(key): ...
 
     plan = LockPlan(app, "lab.job_again", job_again, False, {"args": ["key"], "scope": "job"})
-    return Run("id", plan, plan.options, tokens.mint_nonce(), Reservation(key, claim), 1, waited_for=key)
+    return Run("id", plan, plan.options, tokens.mint_nonce(), Reservation(key, claim), 1, waited_for=(Demand(key),))
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_where_the_lock_server_is_away_the_reservation_is_given_up_once_it_is_ba
 ):
     acquire(server.store, Demand(key), tokens.mint(claim, Attempt("id", 1, 0), ORIGIN, tokens.RESERVED), LEASE)
     lock_proxy.refuse()
-    release_of_dead(run if has_asked else run._replace(waited_for=None))
+    release_of_dead(run if has_asked else run._replace(waited_for=()))
     (record,) = [record for record in log.records if "its process died, and its lock" in record.getMessage()]
     assert "; the worker keeps trying until it expires" in record.getMessage()
     assert (record.redislock_event, record.redislock_key) == ("died", key)
@@ -117,16 +117,6 @@ def test_where_the_lock_server_is_away_the_lock_is_released_once_it_is_back(
     lock_proxy.mend()
     wait_until(lambda: not locks.client.exists(key), "the lock is released", 20)
     wait_until(lambda: f"its process died; its lock {key} was released" in log.text, "it says so")
-
-
-def test_where_the_lock_server_is_away_and_copies_come_the_key_is_marked_once_it_is_back(
-    lock_proxy, server, key, run, locks
-):
-    acquire(server.store, Demand(key), tokens.mint(run.nonce, Attempt("id", 1, 0), ORIGIN), LEASE)
-    lock_proxy.refuse()
-    expect_copies([run, run._replace(nonce=tokens.mint_nonce(), waited_for=None)])
-    lock_proxy.mend()
-    wait_until(lambda: locks.client.get(key).startswith(b"&"), "the key is marked", 20)
 
 
 def test_a_child_lives_from_its_start_to_its_end():

@@ -133,6 +133,18 @@ def test_a_key_of_another_program_is_released_only_by_those_who_say_that_they_kn
     assert not locks.client.exists("counter")
 
 
+def test_a_key_that_is_not_utf_8_is_listed_and_not_released(cli, locks):
+    locks.client.set(b"redislock:{\xff}", "4711")
+    assert r"redislock:{\udcff}" in cli("list").stdout
+    for which in (["redislock:{\udcff}"], ["--match", "*"]):
+        refused = cli("release", "--yes", *which)
+        assert (refused.exit_code, refused.stderr.splitlines()[-1]) == (
+            3,
+            "Not released: a key that is not UTF-8 is not a lock. Delete it with redis-cli.",
+        )
+    assert locks.client.get(b"redislock:{\xff}") == b"4711"
+
+
 @left_out("its user may use no such name", "acl")
 def test_a_lock_with_a_token_that_its_owner_has_chosen_is_foreign(app, cli):
     own = Lock(server_of(app).client, "report", timeout=30)

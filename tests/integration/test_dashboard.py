@@ -40,11 +40,14 @@ def exported() -> dict[str, set[str]]:
 
 
 def samples() -> list[Any]:
+    """What is counted of a task, and the gauges of a worker."""
+    task = "dashboard.task"
+    worker = metrics.families({task: dict.fromkeys(metrics.GAUGES, 2000.0)}, is_up=True)
     return [
         sample
-        for metric in REGISTRY.collect()
+        for metric in (*REGISTRY.collect(), *worker)
         for sample in metric.samples
-        if sample.name.startswith("celery_redislock_") and sample.labels.get("task") == "dashboard.task"
+        if sample.name.startswith("celery_redislock_") and sample.labels.get("task", task) == task
     ]
 
 
@@ -119,3 +122,40 @@ def test_prometheus_finds_something_for_every_query(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     (tmp_path / "alerts.yml").write_text(yaml.safe_dump(RULES))
     subprocess.run([tool, "check", "rules", str(tmp_path / "alerts.yml")], check=True)
+
+
+def alerts(folder: Path, series: dict[str, str], at: str) -> set[str]:
+    """The alerts of the page that fire at a time after the begin of some series, a sample for each 15 seconds."""
+    tool = shutil.which("promtool")
+    if tool is None:
+        pytest.skip("promtool, of Debian's package prometheus, is missing")
+    (folder / "alerts.yml").write_text(yaml.safe_dump(RULES))
+    given = [{"series": name, "values": values} for name, values in series.items()]
+    names, fires = [rule["alert"] for group in RULES["groups"] for rule in group["rules"]], set()
+    for name in names:
+        query = {"expr": f'count(ALERTS{{alertname="{name}",alertstate="firing"}})', "eval_time": at, "exp_samples": []}
+        test = {"interval": f"{EVERY}s", "input_series": given, "promql_expr_test": [query]}
+        file = folder / f"{name}.yml"
+        file.write_text(yaml.safe_dump({"rule_files": ["alerts.yml"], "evaluation_interval": "15s", "tests": [test]}))
+        done = subprocess.run([tool, "test", "rules", str(file)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0 or "got:" in done.stdout + done.stderr, done.stdout + done.stderr
+        if done.returncode:
+            fires.add(name)
+    return fires
+
+
+HANGS = {
+    'celery_redislock_worker_oldest_wait_seconds{task="shop.sync",instance="a"}': "0+15x60",
+    'celery_redislock_worker_oldest_wait_seconds{task="shop.sync",instance="b"}': "0x60",
+}
+
+
+def test_one_wait_that_only_grows_raises_its_alert_within_its_for(tmp_path: Path) -> None:
+    assert alerts(tmp_path, HANGS, "6m") == set()
+    assert alerts(tmp_path, HANGS, "7m30s") == {"OldestWait"}
+
+
+def test_a_lock_server_that_answers_no_worker_raises_its_alert_even_if_nothing_asks_for_a_lock(tmp_path: Path) -> None:
+    up = 'celery_redislock_worker_server_up{instance="a"}'
+    assert alerts(tmp_path, {up: "1x8 0x20"}, "2m") == set()
+    assert alerts(tmp_path, {up: "1x8 0x20"}, "4m30s") == {"LockServerAway"}

@@ -166,9 +166,9 @@ class TestAnAcquire:
         assert permits() == {1: "x", 2: "a"}
 
     def test_that_is_sent_again_keeps_the_mark_of_its_permit_and_its_claim_is_not_gone(self, store, client):
-        mine, claim = token(), Claim(mint_nonce(), 60.0)
+        mine, claim = token("a"), Claim(mint_nonce(), 60.0)
         acquire(store, TWO, mine, 10.0)
-        store.expect_copy(TWO, mine)
+        acquire(store, TWO, token("a"), 10.0)  # it is refused: a copy
         assert acquire(store, TWO, mine, 10.0, claim=claim).permit == 1
         assert client.get(KEY) == f"{SEEN}{mine[1:]}".encode()
         assert client.keys() == [KEY.encode()]
@@ -313,14 +313,8 @@ class TestAHolder:
     def test_is_found_by_who_knows_no_limit_wherever_its_permit_is(self, store, take, permits):
         take("a", THREE), take("b", THREE)
         last = take("c", THREE)
-        assert store.expect_copy(Demand(KEY, 2), last)
         assert store.release(Demand(KEY, 50), known_by(last.nonce))
         assert permits() == {1: "a", 2: "b"}
-
-    def test_of_no_permit_marks_none(self, store, client, take):
-        running = take("a")
-        assert not store.expect_copy(TWO, token("b"))
-        assert client.get(KEY) == running.value
 
     def test_that_gives_up_a_reservation_frees_its_permit(self, store, take, permits):
         take("a")

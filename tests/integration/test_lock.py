@@ -82,6 +82,12 @@ def test_renewal_needs_a_timeout(locks):
         Lock(locks.client, NAME, renew=True)
 
 
+@pytest.mark.parametrize("timeout", [-1, 0.0001])
+def test_a_timeout_with_which_redis_would_delete_the_key_at_once_is_refused(locks, timeout):
+    with pytest.raises(LockConfigError, match=f"lock stock: timeout = {timeout:g} is not allowed; allowed: at least"):
+        Lock(locks.client, NAME, timeout=timeout)
+
+
 def test_it_is_renewed_while_it_is_held_and_no_longer(make, locks, often):
     lock = make(timeout=30, renew=True)
     lock.acquire()

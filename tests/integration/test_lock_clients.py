@@ -19,7 +19,7 @@ from celery_redislock import Lock, LockConfigError
 from celery_redislock.lock.handle import entry_of_context
 from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.protocol.names import keys_of
-from celery_redislock.protocol.scripts import ACQUIRE, EXPECT, INSPECT, LEAVE, RELEASE, RENEW, STAND
+from celery_redislock.protocol.scripts import ACQUIRE, INSPECT, LEAVE, RELEASE, RENEW, STAND
 from tests.lab.renewals import renew
 from tests.lab.servers import Valkey, free_port, wait_until
 from tests.lab.topologies import cluster, sentinel
@@ -181,7 +181,7 @@ def test_a_redis_user_needs_only_the_keys_and_commands_that_the_page_names(locks
     commands = set(re.findall(r"\b[A-Z]{3,}\b", PAGE.rsplit("A Redis user needs", 1)[1]))
     called = {
         name
-        for script in (ACQUIRE, EXPECT, INSPECT, LEAVE, RELEASE, RENEW, STAND)
+        for script in (ACQUIRE, INSPECT, LEAVE, RELEASE, RENEW, STAND)
         for name in re.findall(r"redis\.p?call\('(\w+)'", script.text)
     }
     of_tasks = {"HGET", "HMGET", "HSET", "RENAME", "ZMSCORE", "ZREMRANGEBYSCORE"}  # merged calls, and fair turns

@@ -300,7 +300,7 @@ class TestDecorator:
             locked(function)
 
     def test_a_template_that_does_not_fit_the_function_is_refused_at_once(self):
-        with pytest.raises(LockConfigError, match="names 'nope', which is not a parameter"):
+        with pytest.raises(LockConfigError, match="names 'nope', which is not one of its parameters"):
             locked("stock:{nope}")(lambda sku: None)
         with pytest.raises(LockConfigError, match="values are only for a block"):
             locked("stock:{sku}", values={"sku": 7})(lambda sku: None)

@@ -130,7 +130,8 @@ def test_an_error_of_another_library_is_one_line():
 #: Lines that concern no single run and no single key.
 OF_THE_PROCESS = {
     "keeper", "connections", "outage", "listener", "waiters", "room", "children", "handover",
-    "remote_control", "binding", "async_lock", "server_check", "start", "sender", "lock", "requeue", "starter",
+    "remote_control", "binding", "handle", "server_check", "start", "sender", "requeue", "starter",
+    "snapshot", "timeline",
 }  # fmt: skip
 
 

@@ -48,7 +48,7 @@ def run(plan, key, claim):
     nonce, reservation = tokens.mint_nonce(), Reservation(key, claim)
     task = SimpleNamespace(max_retries=3)
     attempt = next_attempt(task, plan, plan.options, {"id": "id", "hostname": "w@host"}, nonce, reservation)
-    return Run("id", plan, plan.options, nonce, reservation, 0, waited_for=key, next=attempt)
+    return Run("id", plan, plan.options, nonce, reservation, 0, waited_for=(Demand(key),), next=attempt)
 
 
 @pytest.fixture

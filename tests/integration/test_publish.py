@@ -29,6 +29,7 @@ from celery_redislock.protocol.scripts import Passed
 from celery_redislock.protocol.tokens import Attempt, Token
 from celery_redislock.task import publish
 from celery_redislock.testing import busy
+from tests.conftest import IS_MATRIX
 from tests.lab.app import Config, make_app
 from tests.lab.servers import free_port, wait_until
 
@@ -494,8 +495,8 @@ def test_eagerly_nothing_is_published_and_the_key_is_held_for_the_run_alone(app,
     assert locks.client.keys() == []
 
 
-def test_a_burst_of_ten_thousand_duplicates_leaves_one_message_and_one_key(tasks, waiting, locks):
-    results = {tasks.job.delay("k").id for _ in range(10_001)}
+def test_a_burst_of_duplicates_leaves_one_message_and_one_key(tasks, waiting, locks):
+    results = {tasks.job.delay("k").id for _ in range(10_000 if IS_MATRIX else 1000)}
     assert (len(results), waiting(), locks.client.dbsize()) == (1, 1, 1)
 
 

@@ -53,7 +53,6 @@ def test_what_is_granted_is_spent_for_its_time_and_nobodys(ask, store, locks):
     for owner in (tokens.known_by(first.nonce).owner, tokens.known_by(first.nonce, tokens.RESERVED).owner):
         assert store.ask(commands.release(Demand(KEY, 50), owner))[0][0] == Tag.LOST
     assert store.renew([(KEY, tokens.known_by(first.nonce), 60.0)]) == [None]
-    assert not store.expect_copy(RATE, tokens.known_by(first.nonce))
     wait_until(lambda: locks.client.keys() == [], "their time is over", 5)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 import celery_redislock
 from celery_redislock import (
+    Also,
     Lock,
     LockConfigError,
     LockConflict,
@@ -35,6 +36,7 @@ KEY = "redislock:{stock:7}"
 
 #: By name: what makes the object of a task, of its held lock and of a client.
 OBJECTS = {
+    "Also": lambda *_: Also("farm", limit=20),
     "Lock": lambda task, held, client: Lock(client, KEY, 10),
     "LockConfigError": lambda *_: LockConfigError("shop.reserve: lock_lease = 0 is not allowed"),
     "LockConflict": lambda *_: LockConflict(KEY, LockInfo(KEY, "id", "shop.reserve", "host", None, 9.5)),

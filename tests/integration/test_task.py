@@ -218,7 +218,7 @@ class TestBinding:
         ("options", "said"),
         [
             ({"lock_leas": 5}, "shop.task: lock_leas is not known; did you mean lock_lease"),
-            ({"lock_args": ["nope"]}, "names 'nope', which is not a parameter of the task; it has: key, item"),
+            ({"lock_args": ["nope"]}, "names 'nope', which is not one of its parameters: key, item"),
             ({"lock_args": "key"}, "lock_args = 'key' is not allowed"),
             ({"lock_args": ["key"], "lock_key": "{key}"}, "lock_key and lock_args are both set"),
             ({"lock_key": "{}"}, "only plain parameter names"),

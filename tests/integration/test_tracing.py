@@ -119,6 +119,24 @@ def test_an_outage_is_told(config, app, deliver, spans):
     assert "Connection refused" in about["redislock.reason"]
 
 
+def test_a_call_that_is_merged_and_a_run_that_is_overtaken_or_replaced_name_the_other(
+    app, tasks, deliver, locks, spans
+):
+    with TracerProvider().get_tracer("test").start_as_current_span("calls") as calls:
+        ticket = tasks.latest.delay("k", 1)
+        assert tasks.latest.delay("k", 2).duplicate
+    key = tasks.latest.lock_for("k").name
+    assert events_of(calls) == [("redislock.merged", {"redislock.key": key, "redislock.other": ticket.id})]
+    deliver(app, "lab.latest", "other", id="newer", redislock={"number": 2})
+    deliver(app, "lab.latest", "other", id="stale", redislock={"number": 1})
+    locks.client.set(f"{tasks.newest.lock_for('k').name}:replaced:old", "2 newer old/0/0")
+    deliver(app, "lab.newest", "k", id="old", redislock={"number": 1})
+    told = [
+        (name, about["redislock.other"]) for span in spans() for name, about in events_of(span)[-1:] if len(about) > 1
+    ]
+    assert told == [("redislock.superseded", "newer"), ("redislock.replaced", "newer")]
+
+
 def test_a_run_without_a_span_goes_on(tasks, connected):
     assert tasks.once.apply(("k", "item")).get() == "item"
 

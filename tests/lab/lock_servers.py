@@ -92,7 +92,7 @@ class SentinelLocks(Valkey):
 
 
 #: What serves locks out of a folder, by kind.
-_SERVE: dict[str, Callable[[Path], AbstractContextManager[Any]]] = {
+SERVE: dict[str, Callable[[Path], AbstractContextManager[Any]]] = {
     "one": lambda folder: Valkey(folder, drops_publish=DROPS_PUBLISH).serve(),
     "cluster": cluster_locks,
     "sentinel": lambda folder: SentinelLocks(folder).serve(),
@@ -101,10 +101,10 @@ _SERVE: dict[str, Callable[[Path], AbstractContextManager[Any]]] = {
 }
 
 
-def lock_server_in(folder: Path) -> AbstractContextManager[Any]:
-    """A lock server of the kind that this session has, with the interface of `Valkey`."""
+def lock_server_in(folder: Path, kind: str = KIND) -> AbstractContextManager[Any]:
+    """A lock server of this kind, or of the one that this session has, with the interface of `Valkey`."""
     folder.mkdir()
-    return _SERVE[KIND](folder)
+    return SERVE[kind](folder)
 
 
 def behind_proxy(locks: Any) -> AbstractContextManager[Any]:

@@ -30,6 +30,8 @@ from tests.lab.ledger import Ledger
 #: What a publisher may be told to do with its next message, by a file of that name in the folder of the orders: die
 #: before it is sent; take a moment before it is sent; send it twice.
 ORDERS = ("die", "dawdle", "double")
+#: A file of this name in that folder tells all publishers to stop.
+DONE = "done"
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Plan:
     publishers: int = 10
     seed: int = 1
     calls: int = 0
-    """How many calls each publisher makes, without a pause; 0: with pauses, until the time is over."""
+    """How many calls each publisher makes, without a pause; 0: with pauses, until the time is over or they are done."""
     moves: float = math.inf
     """After so many seconds all go on to other keys, so that nothing follows the last calls of the earlier ones."""
     deadly: float = 0.0
@@ -83,7 +85,7 @@ class Publisher:
 
     def call_until(self, end: float) -> None:
         """Call again and again."""
-        while time.monotonic() < end and (not self.plan.calls or self._count < self.plan.calls):
+        while not is_over(self.plan, end) and (not self.plan.calls or self._count < self.plan.calls):
             past = int(time.monotonic() / self.plan.moves)
             self._call(self.plan.keys * past + self.rng.randrange(self.plan.keys))
             time.sleep(0.0 if self.plan.calls else self.rng.uniform(0.0, 0.03))
@@ -151,6 +153,11 @@ class _Noting(logging.Handler):
         self.ledger.write({"event": "warned", "pid": os.getpid(), "at": time.monotonic(), "text": text})
 
 
+def is_over(plan: Plan, end: float) -> bool:
+    """Whether the publishers are to stop."""
+    return time.monotonic() >= end or Path(plan.orders, DONE).exists()
+
+
 def _main() -> int:
     plan, config = Plan(**json.loads(sys.argv[1])), Config.from_env()
     end = time.monotonic() + plan.seconds
@@ -161,7 +168,7 @@ def _main() -> int:
         pid, status = os.wait()
         children.discard(pid)
         failed |= status not in {0, signal.SIGKILL}
-        if status == signal.SIGKILL and time.monotonic() < end:
+        if status == signal.SIGKILL and not is_over(plan, end):
             children.add(_fork(config, plan, number, end))
             number += 1
     return int(failed)

@@ -14,6 +14,7 @@ from kombu import Connection
 
 from celery_redislock import LockInfo
 from celery_redislock.hold.held_lock import HeldLock
+from celery_redislock.line import room
 from celery_redislock.signals import lock_conflict, lock_lost
 from celery_redislock.worker import early_acks, remote_control
 from celery_redislock.worker.waiting import WaitingRoom
@@ -30,6 +31,7 @@ announce()
 config = Config.from_env()
 app = make_app(config)
 remote_control.REMIND_EVERY = config.settings.get("lab_reminder", remote_control.REMIND_EVERY)
+room.STARVES_AFTER = config.settings.get("lab_starves_after", room.STARVES_AFTER)
 if config.settings.get("lab_long_offers"):
     offers.lengthen()
 if config.settings.get("lab_no_waitid"):  # as on macOS before Python 3.13
@@ -42,6 +44,17 @@ if config.settings.get("lab_metrics"):
     from celery_redislock import metrics
 
     metrics.connect()
+if config.settings.get("lab_metrics_port"):  # as docs/monitoring.md serves them
+    from prometheus_client import CollectorRegistry, start_http_server
+    from prometheus_client.multiprocess import MultiProcessCollector
+
+    from celery_redislock.metrics import WorkerGauges
+
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, os.environ["PROMETHEUS_MULTIPROC_DIR"])
+    registry.register(WorkerGauges())
+    port = config.settings["lab_metrics_port"]
+    worker_ready.connect(lambda **_: start_http_server(port, "127.0.0.1", registry=registry), weak=False)
 if config.settings.get("lab_gauge"):
     from prometheus_client import Gauge
 

@@ -72,22 +72,22 @@ class Fate:
     def _disconnect(self, world: World, room: str) -> Iterator[Step]:
         """The broker gives all unacked messages of the worker again. Those who wait are forgotten, for they cannot ack.
 
-        The main process marks the key of a run that is in its body, as `worker.early_acks` does. The mark has the same
-        effect as `overdue`: the release leaves a note in any case. So does the release of a message that was published
-        again.
+        The main process says so to its children, as `worker.early_acks` does. That has the same effect as `overdue`:
+        the release leaves a note in any case. So does the release of a message that was published again.
         """
         mine = [one for one in world.executions if one.home == room and one.unacked]
         if not mine:
             return
         lost = world.spend("disconnects")
         for one in mine:
-            marked = one.phase in IN_BODY and one.message.acks_late
+            is_over = one.phase in CLOSED or one.phase is Phase.IN_DOUBT
+            is_told = one.phase in IN_BODY or Mistake.LOST_OUTSIDE_ITS_BODY_LEAVES_NO_NOTE not in self.mistakes
             lost = lost.enqueue(one.message.again)
             if one.phase is Phase.WAITING:
                 lost = lost.without(one)
                 continue
-            lost = lost.put(one._replace(unacked=False, overdue=one.overdue or marked))
-            if not (marked or one.header.returned or _will_leave_note(world, one)):
+            lost = lost.put(one._replace(unacked=False, overdue=one.overdue or (is_told and not is_over)))
+            if is_over and not (one.header.returned or _will_leave_note(world, one)):
                 lost = lost.excuse(one.attempt, Excuse.DISCONNECTED)
         what = f"the broker loses {', '.join(one.nonce for one in mine)} and gives their messages again"
         yield Step(what, lost)

@@ -52,6 +52,7 @@ class Mistake(Enum):
     NOTE_OF_A_DEAD_CHILD = "the main process leaves a note when it releases for a dead child"
     NO_NOTE = "no release leaves a note"
     OVERDUE_LEAVES_NO_NOTE = "a message that was held past the visibility timeout leaves no note"
+    LOST_OUTSIDE_ITS_BODY_LEAVES_NO_NOTE = "a run whose connection was lost before or after its body leaves no note"
     CLAIM_OPENS_THE_HELD_KEY = "a run hands its key over under the nonce by which it still holds the key itself"
     CLAIM_IS_KEPT = "a run that has claimed its key holds it under the claim, which copies carry too"
     RELEASE_WITHOUT_OWNER_CHECK = "release deletes the key, whoever holds it"

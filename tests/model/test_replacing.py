@@ -185,11 +185,6 @@ class TestWhoIsAsked:
         assert store.send(asked.hold.undo())
         assert locks.client.get(KEY) is None
 
-    def test_can_expect_a_copy_and_release(self, asked, store, locks):
-        assert store.expect_copy(Demand(KEY), HELD)
-        assert store.renew([(KEY, HELD, 60.0)]) == [Renewed("newer")]
-        assert store.release(Demand(KEY), HELD)
-
     @pytest.mark.parametrize("retries", [0, 1], ids=["redelivered", "its retry"])
     def test_does_not_begin_again(self, asked, store, retries):
         again = token("again", "older", retries=retries)

@@ -149,9 +149,10 @@ def test_the_wheels_own_copy_is_imported(installed: tuple[Path, dict[str, Any]])
 
 
 def test_every_file_of_the_package_is_installed(installed: tuple[Path, dict[str, Any]]) -> None:
-    """Every module, every script, and the mark that it is typed."""
+    """Every module and script, the files of the web page, and the mark that it is typed."""
     source = ROOT / "celery_redislock"
-    ours = {str(path.relative_to(source)) for path in source.rglob("*") if path.suffix in {".py", ".lua", ".typed"}}
+    kinds = {".py", ".lua", ".typed", ".html", ".css", ".js", ".svg"}
+    ours = {str(path.relative_to(source)) for path in source.rglob("*") if path.suffix in kinds}
     files = set(installed[1]["files"])
     assert ours - files == set()
     assert {"py.typed", "protocol/lua/acquire.lua", "protocol/lua/release.lua", "protocol/lua/renew.lua"} <= files

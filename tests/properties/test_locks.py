@@ -175,13 +175,6 @@ class Locks(Watched):
         self.do(client, act(message.owner), fault, call, twice=twice)
         self.messages.remove(message)
 
-    @rule(who=WHO, **SENT)
-    def expect_copy(self, who: int, fault: str, twice: bool) -> None:
-        client = self.holder(who)
-        if client is not None:
-            token = client.token
-            self.do(client, Act(), fault, lambda: client.store.expect_copy(self.demand, token), twice=twice)
-
     @rule(who=WHO, rank=RANKS, later=st.none() | RANKS, **SENT)
     def stand(self, who: int, rank: int, later: int | None, fault: str, twice: bool) -> None:
         """A room stands in line. If its first waiter is called, that one is to acquire the key."""

@@ -5,18 +5,20 @@ from __future__ import annotations
 import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 
 import pytest
 import redis
 from celery.exceptions import TaskRevokedError
 
-from celery_redislock import Lock, RedisLockError
+from celery_redislock import Lock, LockedTask, LockUnavailable, RedisLockError
 from celery_redislock.app import server_of
+from celery_redislock.cli.locks import Locks
 from celery_redislock.connection.connect import connect, disconnect
 from celery_redislock.connection.store import LockStore
 from celery_redislock.lock.lock_server import LockServer
-from celery_redislock.protocol import tokens
+from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.names import Demand, Share, keys_of
 from celery_redislock.protocol.scripts import Call, Claim, Note, Numbered, Passed
 from celery_redislock.protocol.tokens import Attempt
@@ -232,3 +234,42 @@ class TestCluster:
         finally:
             LockServer.behind(client).stop()
             client.close()
+
+
+class TestTwoAppsOnOneServer:
+    """docs/security.md: each has its own prefix and user."""
+
+    @pytest.fixture
+    def tenant(self, private_locks, config):
+        """The task of an app with a user and a prefix, which are its own unless another prefix is named."""
+
+        def make(name, prefix=None):
+            rules = [rule.replace("redislock:", f"{name}:") for rule in RULES]
+            private_locks.client.execute_command("ACL", "SETUSER", name, "reset", *rules, "+scan")
+            settings = {**config.settings, "redislock_prefix": prefix or name}
+            url = f"unix://{name}:{PASSWORD}@{private_locks.socket}?db=0"
+            return make_app(replace(config, locks=url, settings=settings)).task(
+                base=LockedTask, shared=False, name="same"
+            )(body)
+
+        def body(number):
+            return number
+
+        return make
+
+    def test_they_do_not_meet_and_neither_can_touch_the_others_locks(self, tenant, private_locks):
+        ours, theirs, intruder = tenant("shop"), tenant("books"), tenant("books", prefix="shop")
+        with ours.lock_for(1) as held, theirs.lock_for(1):
+            for attempt in (intruder.lock_for(1).acquire, intruder.lock_for(2).acquire, intruder.lock_for(1).locked):
+                with pytest.raises(LockUnavailable, match="NoPermissionError"):
+                    attempt()
+            stolen = tokens.Token.of(private_locks.client.get(held.key))
+            for command in (commands.renew([(held.key, stolen, 10.0)]), commands.release(Demand(held.key), stolen)):
+                with pytest.raises(LockUnavailable, match="NoPermissionError"):
+                    server_of(intruder.app).store.send(command)
+            held.check()
+            assert held.owned()
+            assert [row.part.key for row in Locks(ours.app).all()] == [held.key]
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                list(Locks(intruder.app).all())
+        assert private_locks.client.keys() == []

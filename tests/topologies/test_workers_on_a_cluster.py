@@ -100,3 +100,28 @@ def test_what_is_on_the_other_nodes_runs_and_what_waits_for_a_dead_one_runs_when
         assert tasks.work.delay(key, key).get(timeout=20) == key
     assert there.get(timeout=20) == "there"
     assert ledger.overlaps() == []
+
+
+def test_a_transfer_waits_for_the_node_of_one_account_and_leaves_the_other_account_free(
+    nodes, tasks, start_worker, ledger, gate
+):
+    """One node is dead and comes back. The transfer that runs loses nothing, and the one that waits holds nothing."""
+    away, here = nodes.primaries[:2]
+    (first, second), (other, third) = (keys_on(nodes, tasks.account_only, node, 2) for node in (here, away))
+    start_worker(3)
+    assert tasks.transfer.delay(first, other, "warm").get(timeout=20) == "warm"
+    runs = tasks.transfer.delay(second, first, "runs", gate)
+    wait_until(lambda: "runs" in ledger.items(), "it runs")
+    away.kill()
+    try:
+        waits = tasks.transfer.delay(*keys_on(nodes, tasks.account_only, here, 3)[2:], third, "waits")
+        free = keys_on(nodes, tasks.account_only, here, 3)[2]
+        assert tasks.account_only.delay(free, "free").get(timeout=20) == "free"
+        assert not waits.ready()
+    finally:
+        away.restart()
+        wait_until(nodes.is_up, "it is back")
+    gate.open()
+    assert [one.get(timeout=30) for one in (runs, waits)] == ["runs", "waits"]
+    assert ledger.overlaps() == []
+    assert ledger.losses() == []

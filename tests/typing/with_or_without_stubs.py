@@ -19,7 +19,9 @@ from celery_redislock import (
     locked,
     locked_task,
 )
-from celery_redislock.lock.no_lock import NoLock
+from celery_redislock.asyncio import Lock as AsyncLock
+from celery_redislock.lock.no_lock import AsyncNoLock, NoLock
+from celery_redislock.lock.several import AsyncLocks, Locks
 from celery_redislock.testing import busy
 
 
@@ -107,7 +109,7 @@ def look(task: LockedTask) -> None:
     assert_type(task.lock_info("products"), LockInfo | None)
     try:
         with task.lock_for("products") as lock:
-            assert_type(lock, Lock | NoLock)
+            assert_type(lock, Lock | Locks | NoLock)
             assert_type(lock.state, Literal["held", "at_risk", "lost", "none"] | None)
         assert_type(task.lock_for(index="products").acquire(), bool)
     except LockConflict as conflict:
@@ -145,7 +147,7 @@ def report(client: redis.Redis) -> None:
     with client.lock("report", timeout=30, lock_class=Lock):
         pass
     with busy(seats) as held:
-        assert_type(held, Lock | NoLock)
+        assert_type(held, Lock | Locks | NoLock)
 
 
 def lose(lock: Lock) -> str:
@@ -173,7 +175,7 @@ def draw_all() -> None:
     draw(7)  # type: ignore[arg-type]
     rebuild_index()  # type: ignore[call-arg]
     with seats as seat:
-        assert_type(seat, Lock | NoLock)
+        assert_type(seat, Lock | Locks | NoLock)
         seat.check()
     with locked("stock:{sku}", values={"sku": 7}, limit=2), busy(locked("stock:8")):
         pass
@@ -207,6 +209,18 @@ def call() -> None:
     locked_task(lock_scope="jobs")  # type: ignore[arg-type]
     locked_task(lock_lease="60")  # type: ignore[arg-type]
     locked_task(max_retrys=3)  # type: ignore[call-arg]
+
+
+async def call_from_a_loop(task: LockedTask) -> None:
+    assert_type(await report_of.adelay(1), LockedResult[str])
+    await report_of.adelay("monday")  # type: ignore[arg-type]
+    async with task.alock_for("products") as lock:
+        assert_type(lock, AsyncLock | AsyncLocks | AsyncNoLock)
+        assert_type(await lock.owned(), bool)
+        lock.check()
+    assert_type(await task.alock_info(), LockInfo | None)
+    with task.alock_for("products"):  # type: ignore[union-attr]
+        pass
 
 
 def call_any(task: LockedTask) -> LockedResult:

@@ -10,6 +10,7 @@ from celery.exceptions import Retry
 
 from celery_redislock import Lock, LockedResult, LockedTask, LockInfo, LockUnavailable, locked, locked_task, signals
 from celery_redislock.lock.no_lock import NoLock
+from celery_redislock.lock.several import Locks
 from celery_redislock.signals import lock_conflict
 from celery_redislock.testing import busy
 
@@ -110,7 +111,7 @@ def look() -> None:
     assert_type(info.holders, tuple[LockInfo, ...])
     assert_type(rebuild.lock_info("products"), LockInfo | None)
     with rebuild.lock_for("products") as lock:
-        assert_type(lock, Lock | NoLock)
+        assert_type(lock, Lock | Locks | NoLock)
         lock.check()
     with busy(rebuild.lock_for("products")) as lock:
         lock.check()
@@ -133,7 +134,7 @@ def count() -> None:
     assert_type(sync(7), int)
     count_shelf("7")  # type: ignore[arg-type]
     with locked("stock:7", block_for=5) as lock:
-        assert_type(lock, Lock | NoLock)
+        assert_type(lock, Lock | Locks | NoLock)
     with locked("stock:{sku}", values={"sku": 7}, lease="30"):  # type: ignore[call-overload]
         pass
 

@@ -79,6 +79,30 @@ def test_a_body_that_logs_is_struck_elsewhere_because_a_handler_would_swallow_th
     assert "Logging error" not in capsys.readouterr().err
 
 
+def test_a_body_that_has_moved_since_it_was_looked_at_is_not_struck(monkeypatch):
+    """While it is looked at, the body may take the interpreter back and begin to log."""
+    abort, moved, looks = Abort(), threading.Event(), []
+
+    def look(frame: object) -> bool:
+        looks.append(frame)
+        moved.wait(10)
+        return False
+
+    def be_looked_at_and_move() -> None:
+        striker.start()
+        while not looks:
+            body(0.001)
+        moved.set()
+        body(30)
+
+    monkeypatch.setattr(abort, "_would_be_swallowed_in", look)
+    striker = threading.Thread(target=strike, args=[abort])
+    with pytest.raises(LockLost), abort:
+        be_looked_at_and_move()
+    striker.join()
+    assert len(looks) > 1
+
+
 def test_a_replaced_run_that_goes_on_and_loses_its_lock_is_told_that_too():
     abort, told = Abort(), []
 
@@ -128,7 +152,7 @@ def test_a_strike_at_any_moment_hits_the_body_or_nobody():
         for _ in range(600):
             outcome = struck_or_ended(seconds)
             outcomes[outcome] += 1
-            seconds = seconds / 1.01 if outcome == "struck" else seconds * 1.01
+            seconds = seconds / 1.05 if outcome == "struck" else seconds * 1.05
     finally:
         sys.setswitchinterval(switch_interval)
     assert min(outcomes.values()) > 100, outcomes

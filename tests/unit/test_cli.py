@@ -13,7 +13,7 @@ from celery_redislock.cli.rows import FREE, Calls, Row, Total, prometheus, table
 from celery_redislock.cli.sentences import Say, age, duration, moment
 from celery_redislock.cli.workers import Counts, Waits
 from celery_redislock.protocol.names import LockKeys, LockPart
-from celery_redislock.protocol.tokens import COOLING, Attempt, Token, mint, mint_nonce, origin
+from celery_redislock.protocol.tokens import COOLING, RESERVED, SENDING, Attempt, Token, mint, mint_nonce, origin
 from tests.lab.workers import ROOT
 
 NOW = datetime(2026, 11, 22, 3, 4, 5, tzinfo=UTC)
@@ -132,28 +132,50 @@ def test_a_free_key_matches_a_pattern_as_the_server_matches_the_others(pattern, 
 def test_messages_are_counted_for_their_own_task():
     waits = {"shop.refund": Waits(500, 1e6), "": Waits(1, 2e6)}
     found = totals([row(waits=waits), row("redislock:{b}", None, token=FREE, waits=waits)])
-    assert {task: total[:3] for task, total in found.items()} == {
-        "shop.bill": (1, 0, 0),
-        "shop.refund": (0, 0, 1000),
-        "": (0, 0, 2),
+    assert {task: (total.held, total.waiting) for task, total in found.items()} == {
+        "shop.bill": (1, 0),
+        "shop.refund": (0, 1000),
+        "": (0, 2),
     }
 
 
 def test_totals_count_a_line_once_however_many_permits_its_lock_has():
     lock = "redislock:{shop.bill:7}"
     permits = [row(lock, waiting=2), row(LockKeys(lock).permit(2), waiting=2), row("redislock:{x}", None)]
-    assert totals(permits) == {"shop.bill": Total(2, 0, 2, pytest.approx(30, abs=5)), "": Total(1)}
-    cooling = row()
-    assert totals([cooling._replace(token=Token.of(COOLING + cooling.token[1:]))]) == {"shop.bill": Total(0, 1)}
+    found = totals(permits)
+    assert found["shop.bill"][:4] == (2, 0, 0, 2)
+    assert found["shop.bill"].oldest_wait_seconds == pytest.approx(30, abs=5)
+    assert found[""].held == 1
+
+
+@pytest.mark.parametrize(("state", "reserved"), [(COOLING, 0), (RESERVED, 1), (SENDING, 1)])
+def test_a_key_without_a_holder_is_kept_and_counts_as_reserved_if_it_is_for_a_message(state, reserved):
+    kept = row()
+    kept = kept._replace(token=Token.of(state + kept.token[1:]))
+    assert totals([kept]) == {"shop.bill": Total(kept=1, reserved=reserved)}
+
+
+def test_the_longest_hold_is_that_of_the_holder_who_came_first():
+    since = {"redislock:{a}": 100, "redislock:{b}": 500, "redislock:{c}": 30}
+    rows = [row(key)._replace(token=Token.of(taken(row(key).token, seconds))) for key, seconds in since.items()]
+    assert totals(rows)["shop.bill"].longest_hold_seconds == pytest.approx(500, abs=5)
+
+
+def taken(token: Token, seconds: int) -> bytes:
+    """The value of a token that was minted so many seconds ago."""
+    nonce, attempt, _, *origin_ = token.value.split(b" ")
+    return b" ".join([nonce, attempt, b"%d" % ((time.time() - seconds) * 1000), *origin_])
 
 
 def test_prometheus_gets_a_gauge_for_each_total_with_the_task_as_its_label():
-    lines = [*prometheus({'a"\n\x1b': Total(1, 2, 3, 4.5)})]
+    lines = [*prometheus({'a"\n\x1b': Total(1, 2, 1, 3, 4.5, 6.5)})]
     assert [line for line in lines if not line.startswith("#")] == [
         'celery_redislock_held{task="a\\"\\\\n\\\\x1b"} 1',
         'celery_redislock_kept{task="a\\"\\\\n\\\\x1b"} 2',
+        'celery_redislock_reserved{task="a\\"\\\\n\\\\x1b"} 1',
         'celery_redislock_waiting{task="a\\"\\\\n\\\\x1b"} 3',
         'celery_redislock_oldest_wait_seconds{task="a\\"\\\\n\\\\x1b"} 4.5',
+        'celery_redislock_longest_hold_seconds{task="a\\"\\\\n\\\\x1b"} 6.5',
     ]
     assert [line.split()[:3] for line in lines[:2]] == [
         ["#", "HELP", "celery_redislock_held"],

@@ -6,7 +6,7 @@ import ast
 import itertools
 
 from tests.house.code import lines_of_code
-from tests.house.imports import GRAPH, longest_chain
+from tests.house.imports import GRAPH, WEB, longest_chain
 from tests.house.strangers import names_of_others
 
 
@@ -33,6 +33,12 @@ def test_each_module_of_the_longest_chain_imports_the_next():
     chain = longest_chain()
     assert len(chain) > 10
     assert all(later in GRAPH[name] for name, later in itertools.pairwise(chain))
+
+
+def test_only_the_command_that_serves_the_web_page_imports_it_and_only_the_group_of_commands_that_command():
+    assert {name for name in GRAPH.keys() - WEB if GRAPH[name] & WEB} == {"cli.commands"}
+    assert GRAPH["cli.commands"] & WEB == {"cli.web"}
+    assert WEB.isdisjoint(longest_chain())
 
 
 def test_a_private_name_is_a_strangers_where_no_class_of_ours_defines_it():

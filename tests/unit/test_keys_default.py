@@ -384,7 +384,7 @@ def test_empty_lock_args_give_one_name_for_all_calls() -> None:
 
 
 def test_an_unknown_name_in_lock_args_is_refused_with_the_names_there_are() -> None:
-    with pytest.raises(LockConfigError, match=r"^t: lock_args names 'd', .* it has: a, b, c$"):
+    with pytest.raises(LockConfigError, match=r"^t: lock_args names 'd', .* its parameters: a, b, c$"):
         key_maker(task, lock_args=["a", "d"])
 
 

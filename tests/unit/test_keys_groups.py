@@ -61,7 +61,7 @@ def test_a_template_makes_a_group_that_can_be_read() -> None:
 
 
 def test_what_cannot_be_a_group_is_refused_without_its_value() -> None:
-    with pytest.raises(LockKeyError, match=r"parameter 'customer' cannot be a group: its object cannot be encoded"):
+    with pytest.raises(LockKeyError, match=r"'customer' cannot be a group: a value of type object cannot be encoded"):
         group_of("customer", object())
     with pytest.raises(LockKeyError) as refused:
         group_of("{customer}", [SECRET])
@@ -100,8 +100,8 @@ def test_a_group_that_says_more_than_the_key_is_allowed(key: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     ("lock_fair", "told"),
     [
-        ("client", "lock_fair names 'client', which is not a parameter of the task; it has: customer, region, path"),
-        ("{client}", "lock_fair names 'client', which is not a parameter of the task"),
+        ("client", "lock_fair names 'client', which is not one of its parameters: customer, region, path"),
+        ("{client}", "lock_fair names 'client', which is not one of its parameters"),
         ("", "lock_fair = '': it is empty; only plain parameter names between braces are allowed"),
         ("no field", "lock_fair = 'no field' names no parameter: put one between braces, as in"),
         ("{customer", "lock_fair = '{customer': only plain parameter names between braces are allowed"),

@@ -58,7 +58,7 @@ def test_a_bound_tasks_self_is_no_parameter(app: Celery) -> None:
     @app.task(shared=False, base=LockedTask, bind=True, lock_args=["self"], name="bill")
     def bill(self: Task[..., Any], account: int) -> None: ...
 
-    with pytest.raises(LockConfigError, match=r"^bill: lock_args names 'self', .* it has: account$"):
+    with pytest.raises(LockConfigError, match=r"^bill: lock_args names 'self', .* its parameters: account$"):
         bill.lock_for(7)
 
 

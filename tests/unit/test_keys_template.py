@@ -78,7 +78,7 @@ def test_two_fields_without_a_separator_that_no_value_can_contain_are_refused(se
 
 
 def test_an_unknown_parameter_is_refused_with_the_names_there_are() -> None:
-    with pytest.raises(LockConfigError, match=r"^t: lock_key names 'c', .* it has: a, b, rest, more$"):
+    with pytest.raises(LockConfigError, match=r"^t: lock_key names 'c', .* its parameters: a, b, rest, more$"):
         key_maker(task, lock_key="{a}:{c}")
 
 

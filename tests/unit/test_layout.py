@@ -34,11 +34,12 @@ ROOMS = [
     ("message",),
     ("policy",),
     ("task",),
-    ("locked", "testing", "fixtures", "django", "metrics", "tracing"),
+    ("locked", "testing", "fixtures", "django"),
     ("asyncio",),
     ("worker",),
+    ("metrics", "tracing"),
     ("__init__",),
-    ("cli",),
+    ("cli", "web"),
     ("__main__",),
 ]
 #: These serve any code, with or without Celery.
@@ -305,7 +306,6 @@ SENT = {
         ),
     ],
     "renew": [commands.renew([(KEY, RUN, 1.0)])],
-    "expect": with_each(functools.partial(commands.expect, token=RUN), demand=DEMANDS),
     "inspect": with_each(commands.inspect, demand=DEMANDS),
     "stand": [
         *with_each(functools.partial(commands.enter, room=RUN, rank=1), demand=DEMANDS),

@@ -59,6 +59,7 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
     assert options() == LockOptions(
         args=None,
         key=None,
+        also=(),
         fair=None,
         weight=1,
         scope="run",
@@ -153,7 +154,7 @@ def test_a_duration_is_any_number_of_seconds(name: str, value: float) -> None:
         ("args", "account", "a list or tuple of parameter names, or None for all"),
         ("args", [1], "a list or tuple of parameter names, or None for all"),
         ("args", 1, "a list or tuple of parameter names, or None for all"),
-        ("key", 7, "a template, a callable, or None"),
+        ("key", 7, "a template, a list of templates, a callable, or None"),
         ("fence", 0, "True or False"),
         ("fence", "no", "True or False"),
         ("hold_on_retry", None, "True or False"),
@@ -580,7 +581,7 @@ def test_a_rate_is_kept_by_at_most_fifty_permits(rate: Any, shares: Any) -> None
     ids=repr,
 )
 def test_what_is_no_rate_is_refused(rate: Any) -> None:
-    assert "allowed: '100/m' (s, m or h), or (number, seconds)" in refusal({**RATED, "rate": rate})
+    assert 'allowed: "100/m" (s, m or h), or (number, seconds)' in refusal({**RATED, "rate": rate})
 
 
 @pytest.mark.parametrize(

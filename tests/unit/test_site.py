@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from benchmarks.pictures.svg import COLOURS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -64,6 +67,25 @@ def test_a_link_whose_text_says_nothing_is_found(tmp_path: Path) -> None:
     assert [line.split("]")[0].split("[")[1] for line in found] == ["here", "This\npage", "docs/lock.md", "docs/"]
 
 
+def test_a_search_that_finds_another_page_first_is_found(tmp_path: Path) -> None:
+    words = {"debounc": [0, 1], "instal": 2, "newest": 3, "revok": 4, "stuck": 4}
+    headings = {"timeout": 5, "debounc": 1, "uniqu": [6, 7]}
+    names = ["changelog", "merging-calls", "getting-started", "replacing", "troubleshooting", "redis-setup"]
+    names += ["choosing", "unique-jobs"]
+    titles = [name.replace("-", " ").capitalize() for name in names]
+    index = {"docnames": names, "terms": words, "titleterms": headings, "titles": titles}
+    (tmp_path / "searchindex.js").write_text(f"Search.setIndex({json.dumps(index)})")
+    (tmp_path / "_static").mkdir()
+    (tmp_path / "_static" / "scorer.js").write_text((DOCS / "static" / "scorer.js").read_text())
+    assert list(CHECK["searches_that_miss"](tmp_path)) == [
+        "a search for timeout finds redis-setup first, and not options"
+    ]
+
+
+def test_the_colour_of_links_is_that_of_the_pictures() -> None:
+    assert CONF["ACCENT"] == dict(zip(("light", "dark"), COLOURS["accent"], strict=True))
+
+
 def test_a_page_that_is_still_to_come_is_left_out_of_the_contents() -> None:
     assert CONF["only_written"]("jobs\nlock*\nnever-written*\napi\n", DOCS) == "jobs\nlock*\napi\n"
 
@@ -85,6 +107,28 @@ def test_the_sidebar_shows_its_first_group_and_that_of_the_page_and_folds_the_ot
 def test_a_drawing_keeps_its_lines_and_a_log_does_not() -> None:
     assert CONF["is_drawing"]("a  |==|  b\nc     |==|")
     assert not CONF["is_drawing"]("task shop.bill[1]: it waits\n    ->  one gap, and a line that is indented")
+
+
+def test_each_cell_of_a_table_too_wide_for_a_phone_knows_its_column() -> None:
+    def table(*rows: str, figures: str = "") -> str:
+        heads, *others = (row.split(" | ") for row in rows)
+        head = "".join(f'<th class="head"><p>{cell}</p></th>' for cell in heads)
+        body = "".join(f"<tr>{''.join(f'<td{figures}><p>{cell}</p></td>' for cell in cells)}</tr>" for cells in others)
+        return f'<table class="docutils"><tr>{head}</tr>{body}</table>'
+
+    stacked, long = CONF["stacked"], "a sentence that needs the width of a column"
+    three = stacked(table('what "why" says | meaning | what to do', f"{long} | {long} | {long}"))
+    assert 'class="stacked docutils"' in three
+    assert re.findall(r'data-column="(.*?)"', three) == ["what &quot;why&quot; says", "meaning", "what to do"]
+    assert "stacked" in stacked(table("option | meaning", f"singleton_json_encoder_class | {long}"))
+
+    tables = (
+        table("question | answer", f"{long} | {long}"),
+        table("promise | prefork | gevent", "a run keeps its key | yes | no"),
+        table("case | µs | quartiles", f"{long} | {long} | {long}", figures=' class="text-right"'),
+    )
+    for other in tables:
+        assert stacked(other) == other
 
 
 def test_a_page_is_described_by_its_first_full_paragraph() -> None:

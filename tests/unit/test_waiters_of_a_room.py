@@ -97,7 +97,7 @@ def test_what_is_put_again_moves() -> None:
 def test_a_line_is_checked_for_a_waiter_that_is_first_or_watches_and_for_any_while_the_room_is_not_in_it() -> None:
     line = Line(Demand("k"))
     assert line.add(Guest(10)), "the room is not in line"
-    line.stand()
+    line.stand(10)
     assert not line.add(Guest(20))
     assert line.add(Guest(5))
     assert line.add(Guest(30, watches=True))

@@ -30,6 +30,7 @@ from . import (
     pools,
     rates,
     replacing,
+    several,
     successors,
     turns,
     unlocked,
@@ -58,6 +59,7 @@ THEMES = (
     rates,
     fair,
     replacing,
+    several,
 )
 
 

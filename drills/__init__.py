@@ -1,0 +1,1 @@
+"""Drills: what an operator reads when something fails, and how soon. `make drills` prints it for each fault."""

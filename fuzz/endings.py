@@ -1,0 +1,204 @@
+"""How a job may end, by the tables of docs/conflicts.md, merging-calls.md, replacing.md and unique-jobs.md."""
+
+from __future__ import annotations
+
+from celery import states
+
+from chaos import missing
+from chaos.excuses import DEATHS, OUTAGES
+from chaos.faults import CUT_LOCKS, DROP, RESTART
+from chaos.story import Line
+from chaos.tasks import LEASE
+from fuzz.facts import Accepted, Body, Facts
+from fuzz.options import LONGEST
+from promises import Excuse
+
+#: What the plan's operations do to a message: the docs say so, so these are no excuses.
+PURGED, REVOKED, EXPIRED, BEFORE, RESERVED = (
+    "a purge dropped the message",
+    "the job was revoked",
+    "the job expired",
+    "what comes before it in its canvas was lost, revoked or has expired",
+    "its key is reserved for a message that was lost",
+)
+#: Celery stores RETRY after it has sent the next attempt, as the twins have shown too.
+OVERWRITTEN = "Celery stored RETRY over the end of the next attempt"
+#: A key may be held for so long after its last body: a lease where its holder died, and a cooldown.
+HELD = LEASE + LONGEST
+
+
+def wrong(facts: Facts, job: Accepted, final: Line) -> str:
+    """What is wrong with the end of a job; empty if it may end so."""
+    match final["state"]:
+        case states.SUCCESS:
+            return _wrong_success(facts, job, final)
+        case states.FAILURE:
+            return _wrong_failure(facts, job, final)
+        case states.REVOKED:
+            return _wrong_revoke(facts, job, final)
+    return ""
+
+
+def _wrong_success(facts: Facts, job: Accepted, final: Line) -> str:
+    own = [body for body in facts.bodies_of(job.task_id) if facts.story.is_done(body.run)]
+    if any(final["result"] == body.items[-1] for body in own):
+        return ""
+    if "join" in facts.policies(job) and _of_others(facts, job, final["result"]):
+        return ""
+    return "no run of it has returned that"
+
+
+def _of_others(facts: Facts, job: Accepted, result: object) -> list[Body]:
+    """The runs of others that share one of its locks, and returned that."""
+    names = facts.lock_names(job)
+    others = [body for body in facts.bodies if names & body.limits.keys() and body.run.task_id != job.task_id]
+    return [body for body in others if body.items[-1] == result]
+
+
+def _wrong_failure(facts: Facts, job: Accepted, final: Line) -> str:
+    kind, policies = str(final["result"]).partition(":")[0], facts.policies(job)
+    if job.before and not facts.bodies_of(job.task_id) and _before_failed(facts, job):
+        return ""
+    if "join" in policies:
+        return ""
+    match kind:
+        case "ValueError":
+            fails = any(facts.parts[one].does == "fails" for body in facts.bodies_of(job.task_id) for one in body.items)
+            return "" if fails else "its body does not fail"
+        case "LockConflict":
+            waits = facts.options(job, "lock_wait_for") - {None}
+            return "" if "raise" in policies or waits else f"its policy is {policies}, and it waits for ever"
+        case "LockUnavailable":
+            asked = "raise" in facts.options(job, "lock_on_outage") or facts.options(job, "lock_wait_for") - {None}
+            away = facts.story.faults(*OUTAGES, RESTART, CUT_LOCKS, DROP)
+            return "" if asked and away else "nothing asks for that"
+        case "LockLost":
+            lost = [line for line in facts.story.events("lost") if line["task_id"] == job.task_id]
+            return "" if lost and "abort" in facts.options(job, "lock_on_lost") else "its lock was not lost"
+        case "WorkerLostError" | "Terminated":
+            return "" if facts.story.faults(*DEATHS) or facts.revoked else "no process was killed"
+    return "nothing fails so"
+
+
+def _before_failed(facts: Facts, job: Accepted) -> bool:
+    return any(facts.final.get(one, {}).get("state") != states.SUCCESS for one in job.before)
+
+
+def _wrong_revoke(facts: Facts, job: Accepted, final: Line) -> str:
+    text = str(final["result"]).partition(": ")[2]
+    if job.before and _before_failed(facts, job):
+        return ""
+    if "join" in facts.policies(job):
+        return ""
+    if text in {"revoked", "terminated"}:
+        return "" if job.task_id in facts.revoked else "it was not revoked"
+    if text == "expired":
+        return "" if _may_expire(facts, job) else "it does not expire"
+    if "skip" in facts.policies(job):
+        return _wrong_skip(facts, job, text)
+    if text.startswith("replaced by "):
+        newer = facts.jobs.get(text.removeprefix("replaced by "))
+        same = newer and newer.part.task == job.part.task and facts.lock_names(newer) & facts.lock_names(job)
+        return "" if same and "replace" in facts.policies(job) else "nothing may replace it"
+    if text.startswith("superseded by "):
+        is_latest = "latest" in facts.options(job, "lock_arguments")
+        return "" if is_latest else "nothing may supersede it"
+    return f"its policy is {facts.policies(job)}"
+
+
+def _wrong_skip(facts: Facts, job: Accepted, text: str) -> str:
+    if text == "the rate is used up":
+        return "" if any(locks.rates for locks in facts.locks(job)) else "it has no rate"
+    for start in ("duplicate of ", "cooling down after "):
+        if text.startswith(start):
+            holder = facts.jobs.get(text.removeprefix(start))
+            if holder is None or not facts.lock_names(holder) & facts.lock_names(job):
+                return "that has another key"
+            ends = [body.run.end for body in facts.bodies_of(holder.task_id)]
+            return "that had ended before the call" if ends and max(ends) + HELD < job.asked_at else ""
+    return "nothing skips so"
+
+
+def _may_expire(facts: Facts, job: Accepted) -> bool:
+    return any("expires" in call.part.options for call in facts.calls if call.task_id == job.task_id)
+
+
+def of_open(facts: Facts, job: Accepted) -> str | None:
+    """Why a job has not come to its end."""
+    if _is_overwritten(facts, job):
+        return OVERWRITTEN
+    excuse = of_lost(facts, job)
+    if excuse or facts.is_plain_task(job.part.task):
+        return excuse or Excuse.ACKED_EARLY
+    for other in facts.jobs.values():
+        state = facts.final.get(other.task_id, {}).get("state")
+        is_open = other is not job and state not in states.READY_STATES
+        if is_open and facts.lock_names(other) & facts.lock_names(job) and of_lost(facts, other):
+            return RESERVED
+    return None
+
+
+def _is_overwritten(facts: Facts, job: Accepted) -> bool:
+    """Whether the last attempt has ended, or expired at once, before Celery stored the RETRY of the one before it."""
+    if facts.final[job.task_id]["state"] != states.RETRY:
+        return False
+    done = {body.run.item for body in facts.bodies_of(job.task_id) if facts.story.is_done(body.run)}
+    is_known = any(line["task_id"] == job.task_id for line in facts.story.events("known"))
+    return bool(done) and (is_known or _may_expire(facts, job) or len(done) > job.part.times)
+
+
+def of_lost(facts: Facts, job: Accepted) -> str | None:
+    """Why the message of a job was lost, or will never be sent."""
+    story, task_id = facts.story, job.task_id
+    if any(_never_goes_on(facts.final.get(one, {})) for one in job.before):
+        return BEFORE
+    if story.sent.get(task_id, {}).get("kind") == "late":
+        excuse = missing.of_missing(story, task_id)
+    else:
+        excuse = missing.of_lost_early(story, task_id)
+    if excuse:
+        return excuse
+    seen = {line["publish"] for line in story.received[task_id]}
+    unseen = [line["at"] for line in story.published[task_id] if line["publish"] not in seen]
+    if any(at <= purge["at"] for at in unseen for purge in story.events("purged")):
+        return PURGED
+    return EXPIRED if _may_expire(facts, job) and not seen else None
+
+
+def _never_goes_on(final: Line) -> bool:
+    """Whether Celery leaves open what comes after this end in a canvas: it was lost, revoked or has expired."""
+    text = str(final.get("result")).partition(": ")[2]
+    return final.get("state") not in states.READY_STATES or text in {"revoked", "terminated", "expired"}
+
+
+def of_unserved(facts: Facts, call: Accepted) -> str | None:
+    """Why an accepted call may have been lost with the message that it was merged into."""
+    ticket = facts.jobs.get(call.task_id)
+    if ticket is None:
+        return None
+    final = facts.final.get(ticket.task_id, {})
+    if final.get("state") not in states.READY_STATES:
+        return of_open(facts, ticket)
+    kind, _, text = str(final["result"]).partition(": ")
+    if final["state"] == states.REVOKED and text in {"revoked", "terminated"}:
+        return REVOKED
+    if final["state"] == states.REVOKED and text == "expired":
+        return EXPIRED
+    if kind in {"LockConflict", "LockUnavailable", "WorkerLostError"}:
+        return kind
+    if facts.story.strikes((RESTART,), call.asked_at, float("inf")):
+        return Excuse.DATA_LOST
+    return None
+
+
+def of_key(facts: Facts, line: Line) -> str | None:
+    """Why a key is left: it is reserved for a message that is lost."""
+    for job in facts.jobs.values():
+        text = f"{line['key']} {line['holder']}"
+        names = {f"fuzz.{job.part.task}", *(name for name in facts.lock_names(job) if name.startswith("shared:"))}
+        is_about = job.task_id in text or any(name in line["key"] for name in names)
+        is_open = facts.final.get(job.task_id, {}).get("state") not in states.READY_STATES
+        excuse = of_lost(facts, job) if is_about and is_open else None
+        if excuse:
+            return excuse
+    return None
