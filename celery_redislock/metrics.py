@@ -64,9 +64,7 @@ if _IS_MULTI_PROCESS:
 
 ACQUIRED = Counter("celery_redislock_acquired", "Locks that runs have taken.", ["task"])
 CONFLICTS = Counter(
-    "celery_redislock_conflicts",
-    "Runs and publishes that found their lock held, by policy.",
-    ["task", "policy"],
+    "celery_redislock_conflicts", "Runs and publishes that found their lock held, by policy.", ["task", "policy"]
 )
 LOST = Counter("celery_redislock_lost", "Locks that runs have lost before they released them.", ["task", "reason"])
 MERGED = Counter("celery_redislock_merged", "Calls that were merged into a waiting message.", ["task"])
@@ -79,10 +77,7 @@ UNAVAILABLE = Counter(
 )
 HOLD = Histogram("celery_redislock_hold_seconds", "How long a run held its lock.", ["task"], buckets=_SECONDS)
 WAIT = Histogram(
-    "celery_redislock_wait_seconds",
-    "How long a message waited for its lock, if it had to.",
-    ["task"],
-    buckets=_SECONDS,
+    "celery_redislock_wait_seconds", "How long a message waited for its lock, if it had to.", ["task"], buckets=_SECONDS
 )
 
 

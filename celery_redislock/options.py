@@ -188,9 +188,7 @@ SETTINGS: Mapping[str, Rule] = {
     "url": Rule(None, "a Redis URL, or None for the broker's", lambda v: v is None or (isinstance(v, str) and v != "")),
     "client_options": Rule({}, "a dict of redis-py client options", lambda v: isinstance(v, dict)),
     "prefix": Rule(
-        "redislock",
-        "text without braces",
-        lambda v: isinstance(v, str) and v != "" and not set(v) & set("{}"),
+        "redislock", "text without braces", lambda v: isinstance(v, str) and v != "" and not set(v) & set("{}")
     ),
     "enabled": _TRUE_OR_FALSE._replace(default=True),
     "waiting_limit": Rule(20_000, "a whole number, 0 or greater", lambda v: type(v) is int and v >= 0),

@@ -9,12 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 import redis
-from redis.exceptions import (
-    AskError,
-    AuthenticationError,
-    ClusterDownError,
-    RedisError,
-)
+from redis.exceptions import AskError, AuthenticationError, ClusterDownError, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -45,10 +40,7 @@ class ClusterClient:
     """
 
     def __init__(
-        self,
-        nodes: Sequence[Node],
-        options: Mapping[str, Any],
-        remap: Callable[[Node], Node] | None = None,
+        self, nodes: Sequence[Node], options: Mapping[str, Any], remap: Callable[[Node], Node] | None = None
     ) -> None:
         self.nodes = tuple(nodes)
         self.options = options

@@ -214,9 +214,7 @@ def _behind_sentinels(where: Address, options: dict[str, Any]) -> redis.Redis:
     is_tls = issubclass(options.pop("connection_class"), redis.SSLConnection)
     of_sentinels = {each: options[each] for each in ("socket_timeout", "socket_connect_timeout")}
     sentinels = Sentinel(
-        where.nodes,
-        options.pop("min_other_sentinels", 0),
-        {**of_sentinels, **options.pop("sentinel_kwargs", {})},
+        where.nodes, options.pop("min_other_sentinels", 0), {**of_sentinels, **options.pop("sentinel_kwargs", {})}
     )  # type: ignore[no-untyped-call]
     kind = SentinelManagedSSLConnection if is_tls else SentinelManagedConnection
     return sentinels.master_for(name, connection_class=kind, **options)  # type: ignore[no-any-return,no-untyped-call]

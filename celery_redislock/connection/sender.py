@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_redislock.errors import LockUnavailable, describe
@@ -19,8 +18,6 @@ from celery_redislock.protocol.scripts import Command, Reply, Script, Tag
 
 from .connections import Late
 from .outage import Outage
-
-logger = logging.getLogger(__name__)
 
 _random = random.SystemRandom()
 #: The longest pause before a command is sent again, in seconds. If both attempts fail, the server is in an outage.
@@ -67,11 +64,13 @@ class Sender:
         outage_of: Returns the `Outage` of the server that has a key.
 
     Attributes:
+        later: Sends a command as soon as the server answers again; None in a store without a keeper.
         known: The scripts that the server knows, unless it has restarted since.
     """
 
     def __init__(self, transport: Transport, outage_of: Callable[[str], Outage]) -> None:
         self._transport = transport
+        self.later: Callable[[Command], object] | None = None
         self.outage_of = outage_of
         self.read_late = transport.read_late
         self.close = transport.close
@@ -82,8 +81,8 @@ class Sender:
 
         Args:
             command: The command.
-            undo: Given if `command` asks for a key. If there is no reply, the command that this returns is sent,
-                once. While the server is known to be out of reach, most callers get an error at once, and nothing is
+            undo: Given if `command` asks for a key. If there is no reply, the command that this returns is sent.
+                While the server is known to be out of reach, most callers get an error at once, and nothing is
                 sent.
 
         Raises:
@@ -104,7 +103,7 @@ class Sender:
             if isinstance(error, RedisError):
                 self.outage_of(key).failed(command.script, error)
             if undo is not None:
-                self.undo(undo())
+                self._take_back(undo(), error)
             if isinstance(error, RedisError):
                 raise LockUnavailable(key, describe(error)) from error
             raise
@@ -130,7 +129,7 @@ class Sender:
             return self._transport.ask_all(commands), sent_at
         except BaseException as error:
             for command in undo():
-                self.undo(command)
+                self._take_back(command, error)
             if isinstance(error, RedisError):
                 raise LockUnavailable(commands[0].keys[0], describe(error)) from error
             raise
@@ -145,12 +144,18 @@ class Sender:
         self.outage_of(command.keys[0]).answered(command.script)
         return reply
 
-    def undo(self, command: Command) -> None:
-        """Send a command that takes back what may have been granted. Tried only once: if that fails, it expires."""
+    def undo(self, command: Command) -> bool:
+        """Send, once, a command that takes back what may have been granted; return whether the server has run it."""
         try:
             self.ask_once(command)
         except RedisError:
-            logger.debug("could not undo a failed command: if %s was granted, it ends with its lease", command.keys[0])
+            return False
+        return True
+
+    def _take_back(self, undo: Command, error: BaseException) -> None:
+        """Send `undo` now, or else later, unless the server has refused what it would take back."""
+        if not self.undo(undo) and self.later is not None and not isinstance(error, ResponseError):
+            self.later(undo)
 
     def is_done(self, command: Command) -> bool:
         """Send a command that only the owner of its key may give, and return whether the caller was the owner.

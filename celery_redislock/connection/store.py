@@ -49,6 +49,7 @@ class LockStore:
         sender: Sends the commands.
 
     Attributes:
+        sender: The same.
         outage_of: Returns the `Outage` of the server that has a key.
         ask: See `Sender.ask`.
         send: See `Sender.is_done`.
@@ -59,7 +60,7 @@ class LockStore:
     """
 
     def __init__(self, sender: Sender) -> None:
-        self._sender = sender
+        self.sender = sender
         self.outage_of = sender.outage_of
         self.ask = sender.ask
         self.send = sender.is_done
@@ -127,7 +128,7 @@ class LockStore:
         notes = [note, *[None] * (len(owners) - 1)]
         sent = [one.hold.acquire(lease, note, fence=one is fenced) for one, note in zip(owners, notes, strict=True)]
         try:
-            replies, sent_at = self._sender.ask_all(sent, lambda: [hold.undo() for hold in asked])
+            replies, sent_at = self.sender.ask_all(sent, lambda: [hold.undo() for hold in asked])
         except LockUnavailable:
             for owner, hold in zip(owners, asked, strict=True):
                 owner.hold = owner.hold.doubted(hold.asks)
@@ -256,7 +257,7 @@ class LockStore:
         Raises:
             RedisError: Redis did not answer, or refused the command.
         """
-        return [*map(Renewed.of, self._sender.ask_once(commands.renew(locks)))]
+        return [*map(Renewed.of, self.sender.ask_once(commands.renew(locks)))]
 
     def inspect(self, demand: Demand) -> LockInfo | None:
         """Return the holder of the key as a `LockInfo`; None if the key is free.

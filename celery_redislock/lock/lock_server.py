@@ -60,6 +60,7 @@ class LockServer:
         self.store = ClusterStore(client) if isinstance(client, ClusterClient) else LockStore.of(client, self._outage)
         self.command_time = command_time(client)
         self.keeper = Keeper(self._store(), self.command_time, self.store)
+        self.store.sender.later = self.undo_later
         listens = client if isinstance(client, ClusterClient) else derive(client, 1)
         self.room = Room(self._store(), listens, keyprefix)
         self.in_loops: dict[AbstractEventLoop, Any] = {}
@@ -156,6 +157,10 @@ class LockServer:
         self.store.send_late(command, on_reply, in_doubt)
         self.keeper.expect_answers()
 
+    def undo_later(self, undo: Command) -> None:
+        """Have the keeper take back what a command may have been granted whose reply was lost."""
+        self.keeper.later(undo.keys[0], time.monotonic() + NOTE_TTL, lambda store: store.send(undo))
+
     def give_up(
         self, demand: Demand, claim: str, ttl: float, *, is_to_come: bool, closes: tuple[str, ...] = ()
     ) -> None:
@@ -171,8 +176,7 @@ class LockServer:
         """
         until = time.monotonic() + (max(ttl, NOTE_TTL) if is_to_come else ttl)
         self.keeper.later(
-            *(demand.key, until),
-            lambda store: store.give_up(demand, claim, is_to_come=is_to_come, closes=closes),
+            *(demand.key, until), lambda store: store.give_up(demand, claim, is_to_come=is_to_come, closes=closes)
         )
 
     def pass_on(self, demand: Demand, call: bytes) -> None:

@@ -41,19 +41,6 @@ class Message:
             or was requeued.
     """
 
-    __slots__ = (
-        "_broker",
-        "attempt",
-        "delivery",
-        "demand",
-        "header",
-        "options",
-        "request",
-        "task",
-        "wants",
-        "was_sent_back",
-    )
-
     def __init__(self, task: Task[..., Any], broker: Broker, request: Context, options: LockOptions) -> None:
         self.task = task
         self._broker = broker

@@ -260,13 +260,7 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
         super().before_start(task_id, args, kwargs)
 
     def after_return(
-        self,
-        status: str,
-        retval: Any,
-        task_id: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        einfo: Any,
+        self, status: str, retval: Any, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any], einfo: Any
     ) -> None:
         """Release the lock after a success or a failure."""
         # From Celery 5.7 on, this also runs in the main process at a hard time limit, while the child may still be

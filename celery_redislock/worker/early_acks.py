@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -18,6 +19,8 @@ from celery import bootsteps
 from celery.worker import state
 
 from celery_redislock.message.delivery import STOPS
+
+from .worker_port import before_close, hear_children
 
 #: The length of a nonce in bytes. Writes this short to a pipe are atomic, so every read returns whole nonces.
 _LENGTH = 22
@@ -137,6 +140,7 @@ class AckWhatHasBegun(bootsteps.StartStopStep):
         self._is_timed = False
         #: How many rounds of the event loop have found the pipe readable.
         self._rounds = 0
+        before_close(parent, partial(self._tell_of_stop, parent))
 
     def start(self, parent: Any) -> None:
         """Start reading on a timer, in a worker without an event loop."""
@@ -145,18 +149,24 @@ class AckWhatHasBegun(bootsteps.StartStopStep):
             self._reading = parent.timer.call_repeatedly(READ_EVERY, EARLY_ACKS.read)
 
     def stop(self, parent: Any) -> None:
-        """Ack the messages of runs that have begun, while the channel is still open, and tell all runs of the stop.
-
-        The consumer stops to reconnect, or for good because the worker shuts down. A copy may stay in the queue until
-        the run has ended, and must be dropped then. In a shutdown with Redis as the broker, acks that Celery sends now
-        or has just sent may also be lost. A run that ends unfinished and requeues its message still leaves no note, so
-        that the message runs again.
-        """
+        """Ack the messages of runs that have begun, while the channel is still open."""
         if self._reading is not None:
             self._reading.cancel()
             self._reading = None
         EARLY_ACKS.read()
+
+    def _tell_of_stop(self, parent: Any) -> None:
+        """Tell all runs that the consumer is about to stop, so that they leave notes.
+
+        It stops to reconnect, or for good because the worker shuts down. A copy may stay in the queue until the run has
+        ended, and must be dropped then. In a shutdown with Redis as the broker, acks that Celery sends now or has just
+        sent may also be lost. A run that ends unfinished and requeues its message still leaves no note, so that the
+        message runs again.
+
+        Then hear of the runs that have ended before: they have left none, so the pool must not forget their messages.
+        """
         STOPS.add()
+        hear_children(parent)
 
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
         """Register with the event loop. Celery calls this each time the loop starts."""

@@ -123,11 +123,7 @@ class GatedSlots(Slots):
     """
 
     def __init__(
-        self,
-        consumer: Any,
-        on_held: Callable[[], None],
-        wake_up: Callable[[], None],
-        is_waited: Callable[[], bool],
+        self, consumer: Any, on_held: Callable[[], None], wake_up: Callable[[], None], is_waited: Callable[[], bool]
     ) -> None:
         super().__init__(consumer, on_held, wake_up)
         self._is_waited = is_waited

@@ -6,7 +6,9 @@ Each function says what it needs and why. Each has a test in tests/contracts aga
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable
+from inspect import isgenerator
 from itertools import takewhile
 from typing import Any
 
@@ -18,6 +20,9 @@ from celery_redislock.message.header import HEADER, Header
 #: A message is called to its key only if it will get a rate token within this many seconds. The key is kept
 #: longer than that.
 SOON = 2.0
+#: How long a consumer that stops waits for children to accept what they have been given, in seconds. They do so at once
+#: unless the machine is busy.
+HEARD_WITHIN = 1.0
 
 # The pool and its semaphore.
 
@@ -25,6 +30,39 @@ SOON = 2.0
 def children_of(pool: Any) -> tuple[Any, ...]:
     """The processes of a prefork pool, including dead ones, which have no slot, until billiard replaces them."""
     return tuple(pool._pool._pool)
+
+
+def before_close(consumer: Any, do: Callable[[], None]) -> None:
+    """Call `do` each time that `consumer` is about to stop, before any of its steps does."""
+    close = consumer.on_close
+
+    def on_close() -> None:
+        do()
+        close()
+
+    consumer.on_close = consumer.blueprint.on_close = on_close
+
+
+def hear_children(consumer: Any) -> None:
+    """Handle what the children of a prefork pool have written so far, as the event loop would.
+
+    Wait up to `HEARD_WITHIN` for those that have been given a message and have not accepted it yet. As its consumer
+    stops, Celery 5.7 forgets each message whose acceptance it has not read, although a child runs it: its result is not
+    read, it is not acked, and a shutdown then waits half a minute for that child.
+    """
+    pool, readers = consumer.pool._pool, getattr(consumer.hub, "readers", {})
+    end = time.monotonic() + HEARD_WITHIN
+    while True:
+        for fd, child in tuple(getattr(pool, "_fileno_to_outq", {}).items()):
+            while fd in readers and child.outq._reader.poll(0):
+                read, args = readers[fd]
+                if isgenerator(read):  # half of a result has come: the child has accepted nothing after it
+                    break
+                read(*args)
+        is_unheard = any(job._write_to and not job.accepted() for job in tuple(getattr(pool, "_cache", {}).values()))
+        if not readers or not is_unheard or time.monotonic() > end:
+            return
+        time.sleep(0.005)
 
 
 def is_behind_semaphore(consumer: Any) -> bool:

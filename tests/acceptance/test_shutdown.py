@@ -83,6 +83,37 @@ def test_a_run_that_ends_in_a_warm_shutdown_leaves_its_note_because_redis_may_lo
     assert [f"{NOTE}same/0/0/".encode() in key for key in left] == [True]
 
 
+@pytest.mark.parametrize("hears", [True, False], ids=["ended before the stop", "runs after the stop"])
+@pytest.mark.parametrize("name", ["work", "late"])
+def test_a_run_whose_begin_the_main_process_has_not_read_when_it_is_told_to_stop_runs_once(
+    config, tasks, start_worker, ledger, gate, no_key_is_left, name, hears
+):
+    """Celery 5.7 forgets such runs as it stops, and gives their messages back."""
+    config.settings["lab_blocks"] = str(gate)
+    first_worker = start_worker(1, "-l", "DEBUG")
+    task = getattr(tasks, name)
+    (child,) = first_worker.children()
+    first_worker.pause_child(child.pid)
+    result = task.delay("k", "once")
+    wait_until(lambda: f"[{result.id}] received" in first_worker.output(), "the message comes")
+    assert known(task.app) == 0, "by now it is with the child, which stands still"
+    task.app.control.broadcast("lab_block")
+    wait_until(lambda: "the main process is busy" in first_worker.output(), "the main process reads nothing")
+    if hears:
+        first_worker.resume_child(child.pid)
+        wait_until(lambda: ledger.items() == ["once"] and no_key_is_left(), "it has run")
+    first_worker.begin_to_stop(signal.SIGTERM)
+    gate.open()
+    if not hears:
+        wait_until(lambda: "Stopping Connection..." in first_worker.output(), "its consumer has stopped")
+        first_worker.resume_child(child.pid)
+    first_worker.wait()
+    start_worker(1)
+    assert task.delay("k", "next").get(timeout=SOON) == "next"
+    assert result.get(timeout=SOON) == "once"
+    assert ledger.items() == ["once", "next"]
+
+
 def _cold(stop, broker):
     return pytest.param(stop, broker, id=f"{stop.__name__}-{broker}")
 

@@ -167,6 +167,27 @@ class TestAcquire:
         client.pexpire(KEY, 1)
         wait_until(lambda: isinstance(other.acquire(), Granted), "the key is free")
 
+    def test_where_the_undo_of_a_lock_is_lost_too_it_is_sent_again_until_redis_has_answered(
+        self, client, lose, lock_proxy, thread
+    ):
+        with redis.Redis.from_url(lock_proxy.url, socket_timeout=5) as behind:
+            fault = lose(ACQUIRE, hang=True)
+            outcome = thread(Lock(behind, KEY, timeout=600).acquire)
+            fault.wait()
+            lock_proxy.refuse()
+            with pytest.raises(LockUnavailable):
+                outcome.result()
+            assert client.exists(KEY)
+            lock_proxy.mend()
+            wait_until(lambda: not client.exists(KEY), "the key is free")
+
+    def test_no_undo_is_kept_for_an_acquire_that_redis_has_refused(self, client):
+        client.rpush(KEY, "a list")
+        before = set(threading.enumerate())
+        with pytest.raises(LockUnavailable, match="WRONGTYPE"):
+            Lock(client, KEY).acquire()
+        assert set(threading.enumerate()) <= before, "no keeper has anything to send"
+
     @impatient
     def test_what_a_paused_server_does_late_ends_with_one_lease(self, private_locks, holder, store, other, client):
         """Its socket still holds the command when it goes on, and no undo could follow."""

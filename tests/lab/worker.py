@@ -10,6 +10,7 @@ from typing import Any
 
 from billiard.pool import Pool, TimeoutHandler
 from celery.signals import worker_process_init, worker_ready
+from celery.worker.control import control_command
 from kombu import Connection
 
 from celery_redislock import LockInfo
@@ -88,6 +89,14 @@ if config.settings.get("lab_begins_late"):  # who is called begins when the file
 if config.settings.get("lab_slow_acks"):  # what children say is heard late: the results come first, as they may
     early_acks.HEARD_AFTER = 0.2
     early_acks.has_more_to_come = lambda: True
+
+
+if config.settings.get("lab_blocks"):  # the remote command `lab_block` keeps the main process until the file is there
+
+    @control_command()
+    def lab_block(_: object) -> None:
+        print("the main process is busy", flush=True)
+        wait_for_file(config.settings["lab_blocks"])
 
 
 if config.settings.get("lab_quits_when_cut"):  # SIGQUIT comes while Celery handles the loss of its connection

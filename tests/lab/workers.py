@@ -49,10 +49,9 @@ class Worker:
         self.wait()
 
     def wait(self) -> None:
-        """Wait for its end. Celery takes half a minute where a child has ended whose last result was not read.
+        """Wait for its end. Celery takes half a minute if it has not read a child's last result.
 
-        Once a worker had not ended after a minute, and nobody knows why. If one does not end now, its log ends with
-        what each thread of its processes does.
+        If it does not end then, its log ends with what each thread of its processes does.
         """
         try:
             self.process.wait(90)
