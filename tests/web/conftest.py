@@ -20,7 +20,7 @@ from tests.lab.app import Config, make_app
 from tests.lab.ledger import Ledger
 from tests.lab.servers import Valkey, missing, need, wait_until
 from tests.lab.web import page as serve
-from tests.lab.workers import Worker, kept, worker
+from tests.lab.workers import Worker, kept, waiting_in, worker
 
 need("playwright")
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright  # noqa: E402
@@ -81,12 +81,14 @@ class Scene:
         self.config = Config(*urls, str(folder / "ledger"), settings=settings, themes=["turns", "jobs"])
         self.ledger = Ledger(folder / "ledger")
         self.app: Celery = make_app(self.config)
+        self.workers: list[Worker] = []
 
     def task(self, name: str) -> Any:
         return self.app.tasks[f"lab.{name}"]
 
     def start_worker(self, *options: str) -> Worker:
-        return self._stack.enter_context(worker(self.config, self.folder, 4, *options))
+        self.workers.append(self._stack.enter_context(worker(self.config, self.folder, 4, *options)))
+        return self.workers[-1]
 
     def serve(self, **options: Any) -> str:
         return self._stack.enter_context(serve(self.app, **options))
@@ -102,7 +104,8 @@ class Scene:
         self.hold("crowd")
         for one in range(number):
             self.task("work").delay("crowd", str(one))
-        wait_until(lambda: kept(self.app, 2) == number, "they wait", 60)
+        wait_until(lambda: waiting_in(*self.workers) >= number, "they wait", 60)  # asking the workers would keep them
+        wait_until(lambda: kept(self.app, 2) == number, "the main processes keep them")
         replies = self.app.control.broadcast("redislock_waiting", reply=True, limit=2, timeout=5)
         told = sorted((one["rank"], one["id"]) for reply in replies for found in reply.values() for one in found)
         return self.task("work").lock_for("crowd").name, [task_id for _, task_id in told]
