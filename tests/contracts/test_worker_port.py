@@ -82,6 +82,52 @@ def test_the_children_of_a_prefork_pool_are_its_processes():
     assert ours == known
 
 
+#: As `PREFORK`. The event loop goes on until the child has been given the message, and not until it has been heard.
+HEARING = """
+from types import SimpleNamespace
+from celery import Celery
+from celery.concurrency.prefork import TaskPool
+from kombu.asynchronous import Hub, set_event_loop
+from celery_redislock.worker import worker_port
+
+app = Celery("contracts", broker="memory://", backend="cache+memory://")
+hub, accepted = Hub(), []
+set_event_loop(hub)
+pool = TaskPool(1, app=app, initargs=(app, "contracts@lab"), threads=False)
+pool.start()
+pool.register_with_event_loop(hub)
+job = pool.apply_async(len, ("four",), accept_callback=lambda *_: accepted.append("accepted"))
+loop = hub.create_loop()
+while not job._write_to:
+    next(loop)
+before = [*accepted]
+worker_port.hear_children(SimpleNamespace(hub=hub, pool=pool))
+print(before, accepted, job.accepted())
+pool.terminate()
+"""
+
+
+def test_a_child_that_was_given_a_message_is_heard_to_accept_it_without_the_event_loop():
+    run = subprocess.run([sys.executable, "-c", HEARING], capture_output=True, text=True, timeout=60, check=True)
+    assert run.stdout == "[] ['accepted'] True\n"
+
+
+@pytest.mark.parametrize("pool", [None, object()], ids=["no pool", "one without children"])
+def test_nobody_is_waited_for_where_there_are_no_children(pool):
+    worker_port.hear_children(SimpleNamespace(hub=None, pool=SimpleNamespace(_pool=pool)))
+
+
+def test_what_is_to_be_done_before_a_consumer_closes_is_done_while_its_requests_are_known(app):
+    seen: list[list[Request]] = []
+    consumer: Any = WorkController(app=app, pool_cls="solo").consumer
+    request = request_of(app)
+    worker_port.before_close(consumer, lambda: seen.append([*state.reserved_requests]))
+    state.task_reserved(request)
+    consumer.blueprint.close(consumer)
+    consumer.on_close()
+    assert seen == [[request], []]
+
+
 def test_a_worker_has_the_methods_that_give_messages_to_its_pool_with_and_without_a_semaphore():
     names = [inspect.signature(getattr(WorkController, name)) for name in ("_process_task", "_process_task_sem")]
     assert [[*one.parameters][1:] for one in names] == [["req"], ["req"]]
