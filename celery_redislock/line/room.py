@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -53,6 +54,23 @@ class Host(Protocol):
         """The round has ended. `aside` counts the lines whose first waiter cannot start now, by `Waiter.group`."""
 
 
+@dataclass
+class Keeping:
+    """The keys that a room keeps for a waiter that needs several, while others of them are held."""
+
+    waiter: Waiter
+    keys: Sequence[Demand] = ()
+    again_at: float = math.inf
+    """When the room asks for all keys of the waiter again. Both times are by `time.monotonic()`."""
+    no_slot_since: float = math.inf
+    """Since when the room has kept keys although the waiter has no slot."""
+
+    @property
+    def has_all(self) -> bool:
+        """Whether the room keeps all keys that the waiter needs, which then lacks only a slot."""
+        return len(self.keys) == len(self.waiter.wants)
+
+
 class Room:
     """Calls its waiters when their turn comes.
 
@@ -88,12 +106,7 @@ class Room:
         self._started = False
         self._starting = threading.Lock()
         self._lines = Lines()
-        #: The waiter for which the room keeps some keys while others are held, and when to ask for all of them again.
-        self._kept_for: Waiter | None = None
-        self._keep_at = math.inf
-        #: What it keeps, and since when that waiter has had no slot.
-        self._kept: Sequence[Demand] = ()
-        self._no_slot_since = math.inf
+        self._keeping: Keeping | None = None
 
     def __len__(self) -> int:
         return len(self._waiters)
@@ -204,11 +217,11 @@ class Room:
                 give_turn(waiter, called=False)
         if self.host is not None:
             self.host.starts_round()
-        kept_for = self._kept_for
-        if kept_for is not None and kept_for not in self._waiters:
+        keeping = self._keeping
+        if keeping and keeping.waiter not in self._waiters:
             self._let_go()
-        elif kept_for is not None and (time.monotonic() >= self._keep_at or (self._lacks_slot and is_ready(kept_for))):
-            self._keep(kept_for)
+        elif keeping and (time.monotonic() >= keeping.again_at or (keeping.has_all and is_ready(keeping.waiter))):
+            self._keep(keeping)
         due = self._lines.take_due()
         for line, is_offered in due.items():
             self._ask(line, partial(self._consider, line, is_offered))
@@ -217,14 +230,15 @@ class Room:
         for line, is_offered in due.items():
             if line.aside is not None:
                 self._ask(line, partial(self._decline if is_offered else self._enter, line))
-        aside = self._lines.counts
-        if self._kept_for is not None and self._lacks_slot:
-            aside[self._kept_for.group] = aside.get(self._kept_for.group, 0) + 1
+        aside, keeping = self._lines.counts, self._keeping
+        if keeping is not None and keeping.has_all:
+            aside[keeping.waiter.group] = aside.get(keeping.waiter.group, 0) + 1
         if self.host is not None:
             self.host.ends_round(self, aside)
         left.set()
         now = time.monotonic()
-        return min(self._lines.next_at, self._keep_at, now + ASK_AGAIN if aside else math.inf) - now
+        keep_at = math.inf if keeping is None else keeping.again_at
+        return min(self._lines.next_at, keep_at, now + ASK_AGAIN if aside else math.inf) - now
 
     def _take_in(self, waiter: Waiter) -> None:
         if waiter in self._waiters:
@@ -256,8 +270,8 @@ class Room:
         if not line.waiters:
             self._lines.drop(line)
             self._leave(line)
-        elif line.first is self._kept_for:
-            self._keep(line.first)
+        elif self._keeping is not None and line.first is self._keeping.waiter:
+            self._keep(self._keeping)
         elif not line.is_called_in_vain:
             self._lines.set_aside(line, is_out=self._is_out(line))
         else:
@@ -313,8 +327,9 @@ class Room:
 
     def _gather(self, waiter: Waiter, line: Line) -> None:
         """Ask for all keys of `waiter`, the first in `line`, and call it if it gets all. If not, pass them on."""
-        if self._may_keep(waiter):
-            self._keep(waiter)
+        keeping = self._may_keep(waiter)
+        if keeping is not None:
+            self._keep(keeping)
             return
         demands = gathered(waiter.wants, line.demand, is_offered=line.is_offered, keeps=False)
         count = self._ask_in_order(waiter, demands)
@@ -366,50 +381,44 @@ class Room:
     # The room keeps keys for one waiter at a time: the first in rank of those that lost their turn long ago. Nothing
     # else would bound how often that happens. It is given one key after the other, in the order that all rooms share.
 
-    @property
-    def _lacks_slot(self) -> bool:
-        """Whether the room keeps all keys that its waiter needs, which then lacks only a slot."""
-        return self._kept_for is not None and len(self._kept) == len(self._kept_for.wants)
+    def _may_keep(self, waiter: Waiter) -> Keeping | None:
+        """What the room keeps for `waiter`; None if it keeps nothing for it. An earlier one displaces a later one."""
+        keeping, lost_at = self._keeping, waiter.lost_at
+        if keeping is None or keeping.waiter.rank > waiter.rank:
+            if lost_at is None or time.monotonic() - lost_at < STARVES_AFTER:
+                return None
+            self._let_go()
+            self._keeping = keeping = Keeping(waiter)
+        return keeping if keeping.waiter is waiter else None
 
-    def _may_keep(self, waiter: Waiter) -> bool:
-        """Whether the room keeps keys for `waiter`; an earlier one takes the place of a later one."""
-        lost_at, other = waiter.lost_at, self._kept_for
-        if waiter is other:
-            return True
-        if lost_at is None or time.monotonic() - lost_at < STARVES_AFTER or (other and other.rank <= waiter.rank):
-            return False
-        self._let_go()
-        self._kept_for = waiter
-        return True
-
-    def _keep(self, waiter: Waiter) -> None:
-        """Ask for the keys of `waiter`, also for those that the room keeps: its calls end. Call it if it gets all.
+    def _keep(self, keeping: Keeping) -> None:
+        """Ask for the keys of the waiter, also for those that the room keeps: its calls end. Call it if it gets all.
 
         If a key is lost or refused, those that come after it in the order are given back.
         """
-        now = time.monotonic()
-        self._keep_at = now + KEPT_FOR
+        waiter, now = keeping.waiter, time.monotonic()
+        keeping.again_at = now + KEPT_FOR
         count = self._ask_in_order(waiter, gathered(waiter.wants, waiter.demand, is_offered=False, keeps=True))
-        self._give_back(waiter, [one for one in waiter.wants[count:] if one in self._kept])
-        self._kept = waiter.wants[:count]
+        self._give_back(waiter, [one for one in waiter.wants[count:] if one in keeping.keys])
+        keeping.keys = waiter.wants[:count]
         has_slot = is_ready(waiter)
-        if has_slot and self._lacks_slot:
-            self._kept = ()  # what it keeps is the waiter's from now on
+        if has_slot and keeping.has_all:
+            keeping.keys = ()  # they are the waiter's from now on
             self._let_go()
             self._call(waiter, self._lines.of(waiter.demand))
-        elif has_slot or not self._kept:
-            self._no_slot_since = math.inf
-        elif now > self._no_slot_since + KEPT_WITHOUT_SLOT:
+        elif has_slot or not keeping.keys:
+            keeping.no_slot_since = math.inf
+        elif now > keeping.no_slot_since + KEPT_WITHOUT_SLOT:
             waiter.lost_at = now  # type: ignore[misc] # as for `number`
             self._let_go()
         else:
-            self._no_slot_since = min(now, self._no_slot_since)
+            keeping.no_slot_since = min(now, keeping.no_slot_since)
 
     def _let_go(self) -> None:
         """Give back what the room keeps."""
-        if self._kept_for is not None:
-            self._give_back(self._kept_for, self._kept)
-        self._kept_for, self._kept, self._keep_at, self._no_slot_since = None, (), math.inf, math.inf
+        keeping, self._keeping = self._keeping, None
+        if keeping is not None:
+            self._give_back(keeping.waiter, keeping.keys)
 
     def _call(self, first: Waiter, line: Line) -> None:
         if self._take_out(first) and give_turn(first, called=True):
