@@ -168,8 +168,9 @@ class TestAcquire:
         wait_until(lambda: isinstance(other.acquire(), Granted), "the key is free")
 
     def test_where_the_undo_of_a_lock_is_lost_too_it_is_sent_again_until_redis_has_answered(
-        self, client, lose, lock_proxy, thread
+        self, store, client, lose, lock_proxy, thread
     ):
+        """`store` has loaded the scripts: the first reply is the grant."""
         with redis.Redis.from_url(lock_proxy.url, socket_timeout=5) as behind:
             fault = lose(ACQUIRE, hang=True)
             outcome = thread(Lock(behind, KEY, timeout=600).acquire)
