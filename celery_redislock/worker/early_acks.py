@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -140,7 +139,7 @@ class AckWhatHasBegun(bootsteps.StartStopStep):
         self._is_timed = False
         #: How many rounds of the event loop have found the pipe readable.
         self._rounds = 0
-        before_close(parent, partial(self._tell_of_stop, parent))
+        before_close(parent, lambda: self._tell_of_stop(parent))
 
     def start(self, parent: Any) -> None:
         """Start reading on a timer, in a worker without an event loop."""

@@ -170,10 +170,12 @@ class TestAcquire:
     def test_where_the_undo_of_a_lock_is_lost_too_it_is_sent_again_until_redis_has_answered(
         self, store, client, lose, lock_proxy, thread
     ):
-        """`store` has loaded the scripts: the first reply is the grant."""
+        """`store` has loaded the scripts, so the reply that is lost is the grant."""
         with redis.Redis.from_url(lock_proxy.url, socket_timeout=5) as behind:
+            lock = Lock(behind, KEY, timeout=600)
+            assert not lock.locked()
             fault = lose(ACQUIRE, hang=True)
-            outcome = thread(Lock(behind, KEY, timeout=600).acquire)
+            outcome = thread(lock.acquire)
             fault.wait()
             lock_proxy.refuse()
             with pytest.raises(LockUnavailable):
@@ -187,6 +189,13 @@ class TestAcquire:
         before = set(threading.enumerate())
         with pytest.raises(LockUnavailable, match="WRONGTYPE"):
             Lock(client, KEY).acquire()
+        assert set(threading.enumerate()) <= before, "no keeper has anything to send"
+
+    def test_no_undo_is_kept_for_a_server_that_has_never_answered(self, lock_proxy):
+        lock_proxy.refuse()
+        before = set(threading.enumerate())
+        with redis.Redis.from_url(lock_proxy.url) as behind, pytest.raises(LockUnavailable, match="refused"):
+            Lock(behind, KEY).acquire()
         assert set(threading.enumerate()) <= before, "no keeper has anything to send"
 
     @impatient
