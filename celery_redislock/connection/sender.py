@@ -71,7 +71,7 @@ class Sender:
     def __init__(self, transport: Transport, outage_of: Callable[[str], Outage]) -> None:
         self._transport = transport
         self.later: Callable[[Command], object] | None = None
-        self._has_answered = False
+        self._answered = False
         self.outage_of = outage_of
         self.read_late = transport.read_late
         self.close = transport.close
@@ -108,7 +108,7 @@ class Sender:
             if isinstance(error, RedisError):
                 raise LockUnavailable(key, describe(error)) from error
             raise
-        self._has_answered = True
+        self._answered = True
         outage = self.outage_of(key)
         if outage.since is not None:
             outage.answered(command.script)
@@ -159,7 +159,7 @@ class Sender:
 
         With a wrong password or certificate it has never answered, and would be asked again and again for nothing.
         """
-        if not self.undo(undo) and self.later is not None and self._has_answered and not isinstance(error, ResponseError):
+        if not self.undo(undo) and self.later is not None and self._answered and not isinstance(error, ResponseError):
             self.later(undo)
 
     def is_done(self, command: Command) -> bool:
