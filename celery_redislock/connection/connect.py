@@ -159,9 +159,14 @@ def connect(url: str, options: Mapping[str, Any], setting: str = "redislock_url"
             f"{setting} or redislock_client_options cannot be parsed (not shown: they may hold a password)"
         ) from None
     except (TypeError, redis.RedisError) as error:
-        raise LockConfigError(
-            f"could not make a Redis client from {setting} and redislock_client_options: {describe(error)}"
-        ) from None
+        problem = f"could not make a Redis client from {setting} and redislock_client_options: {describe(error)}"
+        if unknown := re.search(r"unexpected keyword argument '(.+)'", str(error)):
+            given_in = setting if re.search(f"[?&]{unknown[1]}=", url) else "redislock_client_options"
+            problem = (
+                f"{given_in}: redis-py has no option {unknown[1]!r} for a {scheme_of(url)}:// URL; correct its name, "
+                "or leave it out"
+            )
+        raise LockConfigError(problem) from None
 
 
 def _options(where: Address, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -143,7 +143,7 @@ def test_an_app_without_a_lock_server_is_an_error_and_is_said_once(check: Check)
     ("setting", "said"),
     [
         ("redislock_url = 'http://localhost'", "redislock_url has the scheme 'http' and cannot be used"),
-        ("redislock_url = 'redis://localhost?tcp=no'", "could not make a Redis client from redislock_url"),
+        ("redislock_url = 'redis://localhost?tcp=no'", "redislock_url: redis-py has no option 'tcp'"),
         ("redislock_client_options = {'socket_timeout': None}", "redislock_client_options: socket_timeout = None"),
     ],
 )
