@@ -41,8 +41,7 @@ class Lock(Handle):
         limit: How many holders the lock may have at once, 1 to 50. Use the same limit wherever you use the name.
 
     Raises:
-        LockConfigError: `renew` without a `timeout`, a `timeout` below a millisecond, an invalid `limit`, or a `limit`
-            above 1 with a `fence`.
+        LockConfigError: `renew` without a `timeout`, an invalid `timeout` or `limit`, or a `limit` above 1 with a `fence`.
     """
 
     _is_for_asyncio: ClassVar[bool] = True
