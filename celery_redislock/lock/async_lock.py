@@ -182,18 +182,20 @@ class Lock(Handle):
         return None
 
     async def _extend(self, held: HeldLock, ttl: float | None) -> Literal[True]:
-        held.check()
-        here, renewal = self._server(), held.extending(ttl)
-        try:
-            reply, _, _ = await here.ask(commands.renew([(held.permit, held.token, renewal.ttl)]))
-        except BaseException:
-            held.unanswered(renewal)
-            raise
-        finally:
-            if self.renew:  # even if the answer was lost: the next renewal may be due earlier now
-                here.server.keeper.look_at(held)
-        if Renewed.of(reply[0]) is None:
-            held.lose(KEY_GONE)
-        held.check()
-        held.answered(renewal)
+        here = self._server()
+        for part in held.parts:  # as `HeldLock.extend` does
+            part.check_held()
+            renewal = part.extending(ttl)
+            try:
+                reply, _, _ = await here.ask(commands.renew([(part.permit, part.token, renewal.ttl)]))
+            except BaseException:
+                part.unanswered(renewal)
+                raise
+            finally:
+                if self.renew:  # even if the answer was lost: the next renewal may be due earlier now
+                    here.server.keeper.look_at(part)
+            if Renewed.of(reply[0]) is None:
+                part.lose(KEY_GONE)
+            part.check_held()
+            part.answered(renewal)
         return True

@@ -14,7 +14,7 @@ from celery.signals import before_task_publish
 from redis.exceptions import LockError
 
 import celery_redislock
-from celery_redislock import LockConfigError, LockConflict, LockedTask, LockKeyError, LockLost, LockUnavailable
+from celery_redislock import Also, LockConfigError, LockConflict, LockedTask, LockKeyError, LockLost, LockUnavailable
 from celery_redislock.asyncio import Lock, locked
 from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.protocol.names import channel_of, keys_of
@@ -50,6 +50,19 @@ async def until(condition, what):
 
 async def in_another_task(coroutine):
     return await asyncio.create_task(coroutine)
+
+
+def extend_in_a_thread(app):
+    with locked("a", app=app) as lock:
+        lock.extend(600, replace_ttl=True)
+
+
+def extend_in_a_loop(app):
+    async def extend():
+        async with locked("a", app=app) as lock:
+            await lock.extend(600, replace_ttl=True)
+
+    asyncio.run(extend())
 
 
 class TestALock:
@@ -501,6 +514,15 @@ class TestTheLockOfATask:
 
     def test_is_that_of_the_run_around_it(self, reserve):
         assert reserve.apply((7, 1)).get()
+
+    @pytest.mark.parametrize("extends", [extend_in_a_thread, extend_in_a_loop])
+    def test_extends_all_keys_of_the_run_around_it(self, app, locks, extends):
+        @app.task(base=LockedTask, shared=False, bind=True, lock_key="a", lock_also=[Also("b")], lock_on_conflict="wait")
+        def both(self):
+            extends(app)
+            return [locks.client.pttl(part.key) > 500_000 for part in self.lock.parts], self.lock.remaining > 500
+
+        assert both.apply().get() == ([True, True], True)
 
     def test_waits_as_long_as_the_task_says(self, app):
         @app.task(base=LockedTask, shared=False, lock_key="stock:{sku}", lock_block_for=0.0)
