@@ -159,7 +159,8 @@ def test_a_lock_server_that_no_client_can_be_made_for_is_an_error_and_is_said_on
 
 def test_an_app_whose_only_locked_task_is_wrong_has_one_error(check: Check) -> None:
     done = check(RIGHT.replace("lock_scope", "lock_scop"))
-    assert (done.returncode, done.stdout) == (1, "error: shop.report: lock_scop is not known; did you mean lock_scope?\n")
+    assert done.returncode == 1
+    assert done.stdout == "error: shop.report: lock_scop is not known; did you mean lock_scope?\n"
 
 
 def test_what_a_worker_would_warn_of_is_a_warning(check: Check, server: Valkey) -> None:
