@@ -71,8 +71,7 @@ class LockInfo(NamedTuple):
             scope: The task's `lock_scope`; None if it is unknown or the holder is not a task.
             waiting: How many messages wait for the key.
         """
-        names = "key", "task", "task_id", "hostname", "since", "ttl", "state"
-        told = {name: getattr(self, name) for name in names}
+        told = {name: getattr(self, name) for name in ("key", "task", "task_id", "hostname", "since", "ttl", "state")}
         return told | {"since": self.since and self.since.isoformat(), "scope": scope, "waiting": waiting}
 
     @property
