@@ -71,17 +71,8 @@ class LockInfo(NamedTuple):
             scope: The task's `lock_scope`; None if it is unknown or the holder is not a task.
             waiting: How many messages wait for the key.
         """
-        return {
-            "key": self.key,
-            "task": self.task,
-            "task_id": self.task_id,
-            "hostname": self.hostname,
-            "since": self.since and self.since.isoformat(),
-            "ttl": self.ttl,
-            "state": self.state,
-            "scope": scope,
-            "waiting": waiting,
-        }
+        told = {name: getattr(self, name) for name in ("key", "task", "task_id", "hostname", "since", "ttl", "state")}
+        return told | {"since": self.since and self.since.isoformat(), "scope": scope, "waiting": waiting}
 
     @property
     def holders(self) -> tuple[LockInfo, ...]:

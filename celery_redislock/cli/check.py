@@ -11,12 +11,11 @@ import click
 from celery import Celery
 from celery.bin.base import CeleryCommand
 
-from celery_redislock.app import settings_of, source_of
-from celery_redislock.errors import LockConfigError, describe
-from celery_redislock.options import resolve_settings
+from celery_redislock.app import settings_of
+from celery_redislock.errors import describe
 from celery_redislock.task.check import Finding, check_tasks
 from celery_redislock.task.plan import LockAttributes
-from celery_redislock.worker.server_check import try_lock_server, warn_of_broker
+from celery_redislock.worker.server_check import locked_tasks, try_lock_server, warn_of_broker
 
 from .console import JSON
 from .sentences import counted
@@ -44,15 +43,8 @@ def findings_of(app: Celery, *, offline: bool) -> Iterator[Finding]:
     """What is wrong: the options first, then what a worker would log at its start about its servers."""
     with _warnings() as logged:
         yield from check_tasks(app)
-        try:
-            source_of(app.conf)
-            is_on = resolve_settings(settings_of(app)).enabled and any(
-                isinstance(task, LockAttributes) for task in app.tasks.values()
-            )
-        except LockConfigError:  # found above
-            is_on = False
-        is_usable = offline or not is_on or try_lock_server(app)
-        if not is_usable:
+        is_on = settings_of(app).get("enabled", True) is True and bool(locked_tasks(app))  # none if a setting is wrong
+        if is_on and not offline and not try_lock_server(app):
             logged[-1] = logged[-1]._replace(level="error")
         if is_on:
             warn_of_broker(app)

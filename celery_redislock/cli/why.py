@@ -28,13 +28,7 @@ from .workers import Workers, groups_of, patiently, redelivery
 _TELLS = dict.fromkeys(RUNNING, Say.HOLDS_SOMEWHERE)
 _TELLS |= {"queued": Say.QUEUED, "sending": Say.SENDING, "cooling": Say.COOLS}
 #: What to say about a message that neither waits nor runs, by what its worker does with it.
-_IN_WORKER = {
-    "called": Say.CALLED,
-    "reserved": Say.RESERVED,
-    "scheduled": Say.SCHEDULED,
-    "asleep": Say.ASLEEP,
-    "limited": Say.LIMITED,
-}
+_IN_WORKER = {one.name.lower(): one for one in (Say.CALLED, Say.RESERVED, Say.SCHEDULED, Say.ASLEEP, Say.LIMITED)}
 #: Why a message waits in line although its key is free, by what its worker lacks to run it.
 _LACKS = {"slot": Say.NO_PROCESS, "rate": Say.NO_RATE, "server": Say.NO_SERVER}
 #: Celery's functions that store a result or pass it to linked tasks: in a traceback, they show that the body had ended.
@@ -285,17 +279,9 @@ class Why:
         state, say = result.described()
         at = f" at {moment(result.since, _now())}" if result.since else ""
         error = "" if result.value is None else type(result.value).__name__
-        known = {"id": self._id, "at": at, "status": result.status, "error": error, "reason": result.reason}
-        pause = duration(LONGEST_PAUSE_WHILE_FULL)
-        after = f" after {error}" if error else ""
-        text = say(
-            **known,
-            after=after,
-            other=result.joined,
-            conflict=result.value,
-            pause=pause,
-            again=redelivery(self._locks.app),
-        )
+        known: dict[str, Any] = {"id": self._id, "at": at, "error": error, "after": f" after {error}" if error else ""}
+        known |= {"status": result.status, "reason": result.reason, "other": result.joined, "conflict": result.value}
+        text = say(**known, pause=duration(LONGEST_PAUSE_WHILE_FULL), again=redelivery(self._locks.app))
         yield Said(text, self._about(state, key=result.key, since=result.since))
         if result.status in {states.FAILURE, states.REVOKED} and result.joined is None:
             yield Said(Say.CHAIN())  # Celery stores the result of an earlier task for all later tasks of a chain

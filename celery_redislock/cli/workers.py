@@ -8,6 +8,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from numbers import Real
 from typing import Any, NamedTuple, TypeVar
 
 from celery import Celery
@@ -64,9 +65,34 @@ class Workers:
             self.problem = describe(error)
             return {}
         self.problem = None
-        answers = {shown(str(name)): answer for reply in replies or () for name, answer in reply.items()}
+        answers = [one for reply in replies or () if isinstance(reply, dict) for one in reply.items()]
         # A worker without the plugin does not know the command, and answers with an error.
-        return {name: one for name, one in answers.items() if not (isinstance(one, dict) and "error" in one)}
+        return {shown(str(name)): answer for name, answer in answers if _is_expected(command, answer)}
+
+
+def _is_expected(command: str, answer: Any) -> bool:
+    """Whether an answer has what is read from it. Any program that uses the broker may answer."""
+    match command, answer:
+        case "redislock_counts", {"lines": list(lines), "rooms": list(), "conflicts": int()}:
+            return all(isinstance(one, list | tuple) and [*map(type, one)] == [str, str, int, int] for one in lines)
+        case "redislock_waiting" | "redislock_task", list():
+            return all(map(_is_message, answer))
+    return command == "redislock_drop" and isinstance(answer, int)
+
+
+def _is_message(one: Any) -> bool:
+    """Whether `one` describes a message, as `remote_control` does."""
+    match one:
+        case (
+            {"is": "waiting", "lock": str(), "waited": Real(), "rank": Real(), "limit": int(), "lacks": _, "server": _}
+            | {"is": "running", "since": Real() | None, "needs_lock": _}
+            | {"is": "dead", "comes_again": _}
+            | {"is": "asleep" | "called" | "reserved" | "scheduled" | "limited"}
+            | {"id": str(), "lock": str(), "waited": Real(), "rank": Real()}
+        ):
+            texts = [one.get(name) for name in ("lock", "reserved", "eta", "group", "lacks")]
+            return isinstance(one.get("name"), str) and all(isinstance(text, str | None) for text in texts)
+    return False
 
 
 def patiently(ask: Callable[[], Answer], waits: float = 0.0) -> Answer:

@@ -148,8 +148,7 @@ def connect(url: str, options: Mapping[str, Any], setting: str = "redislock_url"
     Raises:
         LockConfigError: redis-py cannot make a client from `url` and `options`, or a time-out is missing.
     """
-    ours = sorted(_NOT_FOR_USERS & options.keys())
-    if ours:
+    if ours := sorted(_NOT_FOR_USERS & options.keys()):
         raise LockConfigError(f"redislock_client_options: {', '.join(ours)} cannot be set: celery-redislock sets them")
     try:
         where = parse_address(url, setting)
@@ -159,9 +158,15 @@ def connect(url: str, options: Mapping[str, Any], setting: str = "redislock_url"
             f"{setting} or redislock_client_options cannot be parsed (not shown: they may hold a password)"
         ) from None
     except (TypeError, redis.RedisError) as error:
-        raise LockConfigError(
-            f"could not make a Redis client from {setting} and redislock_client_options: {describe(error)}"
-        ) from None
+        problem = f"could not make a Redis client from {setting} and redislock_client_options: {describe(error)}"
+        if unknown := re.search(r"unexpected keyword argument '(.+)'", str(error)):
+            is_tls = unknown[1].startswith("ssl_") and setting != "redislock_url"  # it may be the broker's own
+            given = "redislock_client_options" + (f" or the TLS options of {setting}" if is_tls else "")
+            problem = (
+                f"{setting if re.search(f'[?&]{unknown[1]}=', url) else given}: redis-py has no option {unknown[1]!r} "
+                f"for a {scheme_of(url)}:// URL; correct its name, or leave it out"
+            )
+        raise LockConfigError(problem) from None
 
 
 def _options(where: Address, options: Mapping[str, Any]) -> dict[str, Any]:

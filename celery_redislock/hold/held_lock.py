@@ -273,11 +273,12 @@ class HeldLock(Term):
             LockReplaced: The run is asked to stop, because a newer call waits. The lock is still held.
         """
         for part in self.parts:
-            part._check_held()
+            part.check_held()
         if self.replaced is not None:
             raise LockReplaced(self.key, self.replaced)
 
-    def _check_held(self) -> None:
+    def check_held(self) -> None:
+        """Raise LockLost if this key is lost, even if the others of `parts` are held."""
         if self.left <= 0:
             raise LockLost(self.key, self._lost or "its lease has ended")
 
@@ -295,7 +296,7 @@ class HeldLock(Term):
             part._extend(ttl)
 
     def _extend(self, ttl: float | None) -> None:
-        self._check_held()
+        self.check_held()
         renewal = self.extending(ttl)
         try:
             (renewed,) = self.store.renew([(self.permit, self.token, renewal.ttl)])
@@ -306,7 +307,7 @@ class HeldLock(Term):
             raise
         if renewed is None:
             self.lose(KEY_GONE)
-        self._check_held()
+        self.check_held()
         self.answered(renewal)
         if isinstance(renewed, Renewed) and renewed.asked_by:
             self.ask_to_stop(renewed.asked_by)

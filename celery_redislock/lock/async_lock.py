@@ -41,8 +41,8 @@ class Lock(Handle):
         limit: How many holders the lock may have at once, 1 to 50. Use the same limit wherever you use the name.
 
     Raises:
-        LockConfigError: `renew` without a `timeout`, a `timeout` below a millisecond, an invalid `limit`, or a `limit`
-            above 1 with a `fence`.
+        LockConfigError: `renew` without a `timeout`, an invalid `timeout` or `limit`, or a `limit` above 1 with
+            a `fence`.
     """
 
     _is_for_asyncio: ClassVar[bool] = True
@@ -52,15 +52,19 @@ class Lock(Handle):
         """The state of this object: with `thread_local`, the running asyncio task's.
 
         A task inherits the state of one that has ended: `asyncio.wait_for` may acquire the lock in a task of its own.
+        It does not if that was a task of another loop that is still open, in another thread.
         """
         if not self.thread_local:
             return super().local
         task, states = running_task(), self._local
-        ended = next((one for one in [*states] if one.done()), None) if task not in states else None
-        if task is not None and ended is not None:
-            states[task] = state = states.pop(ended)
-            if self.reentrant and state.entry is not None:
-                state.entry.own_by_context()
+        if task is not None and task not in states:
+            loop = task.get_loop()
+            ended = (one for one in [*states] if one.done() and (one.get_loop() is loop or one.get_loop().is_closed()))
+            state = states.pop(next(ended, None), None)  # after a loop was closed, two threads may get here at once
+            if state is not None:
+                states[task] = state
+                if self.reentrant and state.entry is not None:
+                    state.entry.own_by_context()
         return states.get(task) or Local()
 
     def _new_local(self) -> Any:
@@ -183,18 +187,20 @@ class Lock(Handle):
         return None
 
     async def _extend(self, held: HeldLock, ttl: float | None) -> Literal[True]:
-        held.check()
-        here, renewal = self._server(), held.extending(ttl)
-        try:
-            reply, _, _ = await here.ask(commands.renew([(held.permit, held.token, renewal.ttl)]))
-        except BaseException:
-            held.unanswered(renewal)
-            raise
-        finally:
-            if self.renew:  # even if the answer was lost: the next renewal may be due earlier now
-                here.server.keeper.look_at(held)
-        if Renewed.of(reply[0]) is None:
-            held.lose(KEY_GONE)
-        held.check()
-        held.answered(renewal)
+        here = self._server()
+        for part in held.parts:  # as `HeldLock.extend` does
+            part.check_held()
+            renewal = part.extending(ttl)
+            try:
+                reply, _, _ = await here.ask(commands.renew([(part.permit, part.token, renewal.ttl)]))
+            except BaseException:
+                part.unanswered(renewal)
+                raise
+            finally:
+                if self.renew:  # even if the answer was lost: the next renewal may be due earlier now
+                    here.server.keeper.look_at(part)
+            if Renewed.of(reply[0]) is None:
+                part.lose(KEY_GONE)
+            part.check_held()
+            part.answered(renewal)
         return True

@@ -171,8 +171,10 @@ class Handle:
         self.demand = Demand(key, check_limit(f"lock {key}", limit, fence=fence))
         if renew and not timeout:
             raise LockConfigError(f"lock {key}: renew=True needs a timeout: how long the key outlives a dead holder")
-        if timeout and timeout < 0.001:  # Redis would accept it, and delete the key
-            raise LockConfigError(f"lock {key}: timeout = {timeout:g} is not allowed; allowed: at least 0.001, or None")
+        # Redis would accept less than a millisecond, and delete the key.
+        if timeout not in (None, 0) and not (isinstance(timeout, int | float) and timeout >= 0.001):
+            allowed = "a number of seconds, at least 0.001, or None"
+            raise LockConfigError(f"lock {key}: timeout = {timeout!r} is not allowed; allowed: {allowed}")
         if inspect.iscoroutinefunction(getattr(client, "execute_command", None)) and not self._is_for_asyncio:
             raise LockConfigError(
                 f"lock {key}: this Lock needs a synchronous client; for an asyncio client, use "

@@ -48,8 +48,8 @@ class Lock(Handle):
         limit: How many holders the lock may have at once, 1 to 50. Use the same limit wherever you use the name.
 
     Raises:
-        LockConfigError: `renew` without a `timeout`, a `timeout` below a millisecond, an invalid `limit`, a `limit`
-            above 1 with a `fence`, or an asyncio client.
+        LockConfigError: `renew` without a `timeout`, an invalid `timeout` or `limit`, a `limit` above 1 with a
+            `fence`, or an asyncio client.
     """
 
     def acquire(

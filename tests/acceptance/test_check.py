@@ -139,6 +139,30 @@ def test_an_app_without_a_lock_server_is_an_error_and_is_said_once(check: Check)
     assert len(done.stdout.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("redislock_url = 'http://localhost'", "redislock_url has the scheme 'http' and cannot be used"),
+        ("redislock_url = 'redis://localhost?tcp=no'", "redislock_url: redis-py has no option 'tcp'"),
+        ("redislock_client_options = {'socket_timeout': None}", "redislock_client_options: socket_timeout = None"),
+    ],
+)
+def test_a_lock_server_that_no_client_can_be_made_for_is_an_error_and_is_said_once(
+    check: Check, setting: str, said: str
+) -> None:
+    done = check(f"{RIGHT}\napp.conf.{setting}\n@locked_task(app)\ndef other(): ...\n")
+    assert done.returncode == 1
+    assert done.stdout.startswith(f"error: {said}")
+    assert len(done.stdout.splitlines()) == 1
+    assert "lock_on_outage" not in done.stdout, "the tasks raise this error"
+
+
+def test_an_app_whose_only_locked_task_is_wrong_has_one_error(check: Check) -> None:
+    done = check(RIGHT.replace("lock_scope", "lock_scop"))
+    assert done.returncode == 1
+    assert done.stdout == "error: shop.report: lock_scop is not known; did you mean lock_scope?\n"
+
+
 def test_what_a_worker_would_warn_of_is_a_warning(check: Check, server: Valkey) -> None:
     with redis.Redis.from_url(server.url()) as client:
         client.config_set("maxmemory", "100mb")

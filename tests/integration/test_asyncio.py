@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from celery.signals import before_task_publish
 from redis.exceptions import LockError
 
 import celery_redislock
-from celery_redislock import LockConfigError, LockConflict, LockedTask, LockKeyError, LockLost, LockUnavailable
+from celery_redislock import Also, LockConfigError, LockConflict, LockedTask, LockKeyError, LockLost, LockUnavailable
 from celery_redislock.asyncio import Lock, locked
 from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.protocol.names import channel_of, keys_of
@@ -50,6 +51,19 @@ async def until(condition, what):
 
 async def in_another_task(coroutine):
     return await asyncio.create_task(coroutine)
+
+
+def extend_in_a_thread(app):
+    with locked("a", app=app) as lock:
+        lock.extend(600, replace_ttl=True)
+
+
+def extend_in_a_loop(app):
+    async def extend():
+        async with locked("a", app=app) as lock:
+            await lock.extend(600, replace_ttl=True)
+
+    asyncio.run(extend())
 
 
 class TestALock:
@@ -112,6 +126,44 @@ class TestALock:
                     await lock.extend(5)
 
         asyncio.run(main())
+
+    def test_that_a_task_of_this_loop_has_acquired_is_not_taken_over_in_another_loop(self, make):
+        lock = make()
+
+        async def look():
+            return lock.state, await lock.owned()
+
+        async def main():
+            await in_another_task(lock.acquire())
+            assert await asyncio.to_thread(asyncio.run, look()) == (None, False)
+            assert (lock.state, await lock.owned()) == ("held", True)
+            await lock.release()
+
+        asyncio.run(main())
+
+    def test_that_a_closed_loop_has_left_is_taken_over_once(self, make):
+        """By one of the loops that look at the same moment; the others find nothing."""
+        lock, at_once = make(), threading.Barrier(8)
+
+        async def look():
+            at_once.wait(30)
+            try:
+                return lock.state
+            finally:
+                at_once.wait(30)  # its task runs until all have looked
+
+        usual = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            with ThreadPoolExecutor(8) as threads:
+                for _ in range(50):
+                    asyncio.run(lock.acquire())
+                    looks = [threads.submit(asyncio.run, look()) for _ in range(8)]
+                    found = [one.exception() or one.result() for one in looks]
+                    assert sorted(found, key=repr) == ["held"] + [None] * 7
+                    asyncio.run(lock.release())
+        finally:
+            sys.setswitchinterval(usual)
 
     def test_hands_out_fences_with_those_of_threads(self, make, blocking):
         async def main():
@@ -501,6 +553,17 @@ class TestTheLockOfATask:
 
     def test_is_that_of_the_run_around_it(self, reserve):
         assert reserve.apply((7, 1)).get()
+
+    @pytest.mark.parametrize("extends", [extend_in_a_thread, extend_in_a_loop])
+    def test_extends_all_keys_of_the_run_around_it(self, app, locks, extends):
+        @app.task(
+            base=LockedTask, shared=False, bind=True, lock_key="a", lock_also=[Also("b")], lock_on_conflict="wait"
+        )
+        def both(self):
+            extends(app)
+            return [locks.client.pttl(part.key) > 500_000 for part in self.lock.parts], self.lock.remaining > 500
+
+        assert both.apply().get() == ([True, True], True)
 
     def test_waits_as_long_as_the_task_says(self, app):
         @app.task(base=LockedTask, shared=False, lock_key="stock:{sku}", lock_block_for=0.0)

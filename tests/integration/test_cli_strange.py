@@ -6,6 +6,7 @@ import json
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 from celery import Celery
@@ -19,6 +20,7 @@ from celery_redislock.cli.commands import locks as group
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.names import keys_of
 from celery_redislock.protocol.tokens import Attempt
+from celery_redislock.web.snapshot import Snapshots
 from tests.lab.app import make_app
 from tests.lab.kinds import left_out
 from tests.lab.servers import wait_until
@@ -41,20 +43,14 @@ def cli(app) -> Cli:
     return run
 
 
-@pytest.fixture
-def evil_worker(app) -> Iterator[None]:
-    """Something on the broker that answers like a worker, and has put an escape into every name."""
-    message = {"id": EVIL, "name": EVIL, "lock": KEY, "waited": 1.0, "rank": 1}
-    handlers = {
-        "redislock_counts": lambda _: {"lines": [[KEY, EVIL, 2, 1]], "rooms": [EVIL], "conflicts": 1},
-        "redislock_waiting": lambda _, **__: [message],
-        "redislock_task": lambda _, **__: [{"is": EVIL, **message}],
-    }
+@contextmanager
+def answering(app: Celery, name: str, handlers: dict[str, Callable[..., object]]) -> Iterator[None]:
+    """Something on the broker answers like a worker."""
     stop = threading.Event()
 
     def answer() -> None:
         with app.connection() as connection:
-            node = app.control.mailbox.Node(f"w{EVIL}@lab", None, handlers=handlers, channel=connection.default_channel)
+            node = app.control.mailbox.Node(name, None, handlers=handlers, channel=connection.default_channel)
             with node.listen():
                 while not stop.is_set():
                     try:
@@ -67,6 +63,19 @@ def evil_worker(app) -> Iterator[None]:
     yield
     stop.set()
     thread.join()
+
+
+@pytest.fixture
+def evil_worker(app) -> Iterator[None]:
+    """It has put an escape into every name."""
+    message = {"id": EVIL, "name": EVIL, "lock": KEY, "waited": 1.0, "rank": 1}
+    handlers = {
+        "redislock_counts": lambda _: {"lines": [[KEY, EVIL, 2, 1]], "rooms": [EVIL], "conflicts": 1},
+        "redislock_waiting": lambda _, **__: [message],
+        "redislock_task": lambda _, **__: [{"is": "reserved", **message}],
+    }
+    with answering(app, f"w{EVIL}@lab", handlers):
+        yield
 
 
 def test_nothing_that_was_stored_or_answered_reaches_the_terminal_unescaped(app, cli, locks, evil_worker):
@@ -98,6 +107,64 @@ def test_nothing_that_was_stored_or_answered_reaches_the_terminal_unescaped(app,
     for result in printed:
         assert all(character.isprintable() or character == "\n" for character in result.output), result.output
     assert sum(r"\x1b[2J" in result.output for result in printed) == 9, "as text; JSON has its own escapes"
+
+
+MESSAGE = {"id": "i", "name": "shop.bill", "lock": "redislock:{a}", "waited": 1.0, "rank": 1}
+COUNTS = {"lines": [["redislock:{a}", "shop.bill", 1, 1]], "rooms": [], "conflicts": 0}
+#: What other programs answer to any of the questions.
+NONSENSE = {
+    "nothing": None,
+    "a number": 7.5,
+    "text": "pong",
+    "a list of others": [7, "pong", [], None],
+    "a dict without names": {},
+    "no list": {**COUNTS, "lines": 7},
+    "no lines": {**COUNTS, "lines": [7, "four"]},
+    "a short line": {**COUNTS, "lines": [["redislock:{a}", "shop.bill"]]},
+    "words for numbers": {**COUNTS, "lines": [["redislock:{a}", "shop.bill", "many", "late"]]},
+    "a message without a rank": [{"is": "reserved", "id": "i", "name": "shop.bill", "lock": "redislock:{a}"}, {}],
+    "a message with a word for its rank": [{**MESSAGE, "rank": "first"}],
+    "a message that is in no known state": [{**MESSAGE, "is": ["waiting"]}],
+    "a message that waits for nothing": [{**MESSAGE, "is": "waiting"}],
+    "a message that runs since a word": [{"is": "running", "name": "shop.bill", "lock": None, "since": "noon"}],
+    "a message with a list for a lock": [{"is": "reserved", "name": "shop.bill", "lock": ["a"]}],
+    "a dead message of which no more is known": [{"is": "dead", "name": "shop.bill", "lock": None}],
+    "a message with a list for a reservation": [
+        {"is": "reserved", "name": "shop.bill", "lock": None, "reserved": ["a"]},
+    ],
+}
+
+
+@pytest.mark.parametrize("nonsense", NONSENSE.values(), ids=NONSENSE)
+def test_an_answer_that_no_worker_of_this_package_gives_counts_as_none(app, cli, locks, nonsense):
+    told = []
+
+    def answer(*_, **__):
+        told.append(nonsense)
+        return nonsense
+
+    questions = ("redislock_counts", "redislock_waiting", "redislock_task", "redislock_drop")
+    origin = tokens.origin("w0@lab", "shop.bill")
+    locks.client.set("redislock:{a}", tokens.mint(tokens.mint_nonce(), Attempt("i", 0, 0), origin).value, px=60_000)
+    with answering(app, "w0@lab", dict.fromkeys(questions, answer)):
+        wait_until(lambda: (cli("list"), told)[1], "it answers")
+        commands = (
+            ["list"],
+            ["show", "redislock:{a}"],
+            ["export"],
+            ["why", "i"],
+            ["release", "redislock:{a}", "--dry-run"],
+            ["drop", "redislock:{a}", "--yes"],
+        )
+        results = [cli(*command) for command in commands]
+        snapshots = Snapshots(app, 0.3)
+        snapshots.start()
+        snapshot = snapshots.fresh()
+        snapshots.stop()
+    for result in results:
+        assert isinstance(result.exception, SystemExit | None), result.exception
+    assert (snapshot.problem, snapshot.waiting) == (None, [])
+    assert "w0@lab does NOT ANSWER" in results[1].stdout
 
 
 @left_out("its user may use no such name", "acl")

@@ -6,11 +6,13 @@ import gc
 import os
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 import redis
 
 from celery_redislock import Lock, LockConfigError, LockConflict, LockLost, LockUnavailable
+from celery_redislock.asyncio import Lock as AsyncLock
 from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.protocol.scripts import ACQUIRE, RELEASE, RENEW
 from celery_redislock.testing import busy
@@ -82,9 +84,19 @@ def test_renewal_needs_a_timeout(locks):
         Lock(locks.client, NAME, renew=True)
 
 
+@pytest.mark.parametrize("timeout", ["10", "", b"10", [10], timedelta(seconds=10)], ids=repr)
+@pytest.mark.parametrize("kind", [Lock, AsyncLock])
+def test_a_timeout_that_is_no_number_is_refused_with_what_it_must_be(locks, kind, timeout):
+    with pytest.raises(LockConfigError) as refused:
+        kind(locks.client, NAME, timeout=timeout)
+    assert str(refused.value) == (
+        f"lock stock: timeout = {timeout!r} is not allowed; allowed: a number of seconds, at least 0.001, or None"
+    )
+
+
 @pytest.mark.parametrize("timeout", [-1, 0.0001])
 def test_a_timeout_with_which_redis_would_delete_the_key_at_once_is_refused(locks, timeout):
-    with pytest.raises(LockConfigError, match=f"lock stock: timeout = {timeout:g} is not allowed; allowed: at least"):
+    with pytest.raises(LockConfigError, match=f"lock stock: timeout = {timeout:g} is not allowed; .* at least"):
         Lock(locks.client, NAME, timeout=timeout)
 
 

@@ -233,6 +233,29 @@ def test_client_options_that_redis_py_cannot_use_are_refused(options: dict[str, 
         client_of("redis://h", **options)
 
 
+@pytest.mark.parametrize(
+    ("url", "options", "setting", "name"),
+    [
+        ("redis://h", {"socket_timout": 1}, "redislock_client_options", "socket_timout"),
+        ("redis+cluster://h", {"socket_timout": 1}, "redislock_client_options", "socket_timout"),
+        ("sentinel://h", {"master_name": "m", "socket_timout": 1}, "redislock_client_options", "socket_timout"),
+        ("sentinel://h", {"master_name": "m", "sentinel_kwargs": {"passwd": 1}}, "redislock_client_options", "passwd"),
+        ("redis://h?socket_timeout=1", {"timeout": 1}, "redislock_client_options", "timeout"),
+        ("redis://h", {"ssl_certfile": "/c"}, "redislock_client_options", "ssl_certfile"),
+        ("unix:///r.sock?socket_keepalive=yes", {"db": 1}, "redislock_url", "socket_keepalive"),
+    ],
+)
+def test_an_option_that_redis_py_does_not_know_is_named_with_its_setting_and_the_remedy(
+    url: str, options: dict[str, Any], setting: str, name: str
+) -> None:
+    scheme = url.partition(":")[0]
+    with pytest.raises(LockConfigError) as refused:
+        client_of(url, **options)
+    assert str(refused.value) == (
+        f"{setting}: redis-py has no option {name!r} for a {scheme}:// URL; correct its name, or leave it out"
+    )
+
+
 SHOWN_TO_NOBODY: dict[str, tuple[str, dict[str, Any]]] = {
     "scheme": (f"amqp://user:{SECRET}@h", {}),
     "no scheme": (f"{SECRET}@h:6379", {}),

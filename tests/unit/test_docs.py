@@ -59,6 +59,13 @@ def test_every_relative_link_leads_to_a_file_or_a_heading() -> None:
     assert dead == []
 
 
+def test_every_module_that_contributing_names_exists() -> None:
+    named = set(re.findall(r"`([\w./]+\.py)`", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")))
+    known = [*CODE, *ROOT.glob("*.py")]
+    assert len(named) > 20
+    assert [one for one in sorted(named) if not any(path.as_posix().endswith(f"/{one}") for path in known)] == []
+
+
 def test_no_text_cites_a_document_that_is_not_in_the_project() -> None:
     known = {document.name for document in DOCUMENTS}
     cited = re.compile(r"[\w-]+\.md\b|\bsection \d+", re.IGNORECASE)

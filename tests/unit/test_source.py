@@ -189,8 +189,15 @@ class TestCluster:
 
 @pytest.mark.parametrize("url", ["redis://h", "sentinel://h?master_name=m", "redis+cluster://h"])
 def test_an_option_that_redis_py_does_not_know_is_named(client: Callable[..., Any], url: str) -> None:
-    with pytest.raises(LockConfigError, match=r"broker_url and redislock_client_options: .*'nonsense'"):
+    with pytest.raises(LockConfigError, match=r"^redislock_client_options: redis-py has no option 'nonsense'"):
         client(broker_url=url, redislock_client_options={"nonsense": 1}, broker_transport_options={"master_name": "m"})
+
+
+def test_an_unknown_option_for_tls_may_be_one_of_the_broker(client: Callable[..., Any]) -> None:
+    with pytest.raises(
+        LockConfigError, match=r"^redislock_client_options or the TLS options of broker_url: .*'ssl_cert'"
+    ):
+        client(broker_url="rediss://h", broker_use_ssl={"ssl_cert": 1})
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from functools import partial
@@ -15,6 +16,12 @@ from tests.lab.ledger import Ledger
 from .decorator import decorator_of
 
 STEP = 0.02
+
+
+async def extend(lock: Any) -> None:
+    """Extend a lock that the run around it holds."""
+    async with lock:
+        await lock.extend()
 
 
 def define(app: Celery, ledger: Ledger) -> None:
@@ -46,6 +53,7 @@ def define(app: Celery, ledger: Ledger) -> None:
                         finally:
                             held, replaced = self.lock.state, self.lock.replaced
                             self.lock.extend()
+                            asyncio.run(extend(self.alock_for(key)))
                             wait_for_file(file)
                             ledger.write({"event": "cleaned", "state": held, "replaced": replaced})
                     case "swallows":
