@@ -9,17 +9,20 @@ import pytest
 
 from promises import Promise
 
-from .several import (
+from .several_explore import explore
+from .several_world import (
     CROSSWISE,
     ENDLESS,
+    LOST,
+    NESTED,
     ONE_FAILS,
     SCENARIOS,
     THREE_KEYS,
     TWO_FAIL,
+    TWO_HOLD,
     Mistake,
     Place,
     State,
-    explore,
 )
 
 FOUND_IN = {
@@ -32,6 +35,14 @@ FOUND_IN = {
     Mistake.KEEPS_AFTER_A_GAP: (THREE_KEYS, Promise.ENDS),
     Mistake.SLOT_FOR_ANYONE: (ENDLESS, Promise.ENDS),
     Mistake.SHUT_ROOM_KEEPS: (TWO_FAIL, Promise.RESERVED),
+    Mistake.KEEPS_WITHOUT_SLOT: (NESTED, Promise.ENDS),
+    Mistake.THIRD_KEEPS: (TWO_HOLD, Promise.FREED),
+    Mistake.THIRD_OVERTAKES: (TWO_HOLD, Promise.ENDS),
+    Mistake.SECOND_PERMIT: (TWO_HOLD, Promise.RESERVED),
+    Mistake.UNDO_ONCE: (LOST, Promise.FREED),
+    Mistake.UNDO_BY_OWNER: (LOST, Promise.AT_MOST_N),
+    Mistake.SAME_TOKEN: (LOST, Promise.AT_MOST_N),
+    Mistake.KEEPS_FIRST_TOKEN: (LOST, Promise.AT_MOST_N),
 }
 
 pytestmark = pytest.mark.timeout(300)
