@@ -4,9 +4,9 @@ A message wants one key or more. Its run asks for them one after the other, in a
 the run gives back the others, and the message waits in its worker's room, in the line of that key. Later the room asks
 for all keys of the message, and calls it when it has got them. No hint is delivered: rooms look at any time.
 
-A room keeps keys for at most one message that has lost its turn: the one that was published first. It asks in the common
-order, and holds nothing that comes after a key that it waits for. Once it has all, it keeps a slot too. If there is none
-for too long, it lets the keys go, because a body in that slot may wait for one of them.
+A room keeps keys for at most one message that has lost its turn: the one that was published first. It asks in the
+common order, and holds nothing that comes after a key that it waits for. Once it has all, it keeps a slot too. If there
+is none for too long, it lets the keys go, because a body in that slot may wait for one of them.
 
 If a run gets no reply, it may have been granted the key all the same. Its undo is sent until it is answered; meanwhile
 the run asks again, or comes back later with another nonce.
@@ -129,9 +129,7 @@ class Steps:
         return Step(f"{label}: refused", after.put(number, waits), actor)
 
     def _acquire(self, world: World, key: int, number: int) -> tuple[bool, World]:
-        heeds_offers = Mistake.THIRD_OVERTAKES not in self.mistakes
-        takes_new_token = Mistake.KEEPS_FIRST_TOKEN not in self.mistakes
-        return acquire(world, key, number, heeds_offers=heeds_offers, takes_new_token=takes_new_token)
+        return acquire(world, key, number, takes_new_token=Mistake.FIRST_GRANT_STAYS not in self.mistakes)
 
     def _ask_without_reply(self, world: World, number: int) -> Iterator[Step]:
         """The reply to a run that asks is lost. It asks again, or gives all back and its message is sent again."""
@@ -141,19 +139,19 @@ class Steps:
         key = wanted(self.scenario.wants[number])[one.key]
         after = self._acquire(world, key, number)[1].doubts(key, number)
         after, label = after._replace(faults=world.faults.spend("lost_replies")), f"the reply to {number} is lost"
-        token = one.token if Mistake.SAME_TOKEN in self.mistakes else after.next_token(number)
+        token = one.token if Mistake.ASKS_AS_BEFORE in self.mistakes else after.next_token(number)
         yield Step(f"{label}: it asks again for {NAMES[key]}", after.put(number, one._replace(token=token)))
-        yield Step(f"{label}: it comes back later", after.let_go(number, key).put(number, Message()))
+        yield Step(f"{label}: it comes back later", after.let_go(number, but=(key,)).put(number, Message()))
 
     def _undo(self, world: World, key: int, held: Key) -> Iterator[Step]:
         """A run takes back what it was perhaps granted. Its process does so until it is answered."""
-        undone = undo(world, key, held, by_owner=Mistake.UNDO_BY_OWNER in self.mistakes)
+        undone = undo(world, key, held, by_owner=Mistake.UNDONE_BY_OWNER in self.mistakes)
         answered, label = world.undos - {(key, held)}, f"the undo of {held.who} for {NAMES[key]}"
         yield Step(f"{label} arrives", undone._replace(undos=answered), f"undo {key} {held.who}")
         if world.faults.may("lost_replies"):
             faults = world.faults.spend("lost_replies")
             yield Step(f"{label} arrives, and is sent again", undone._replace(faults=faults))
-            if Mistake.UNDO_ONCE in self.mistakes:
+            if Mistake.UNDONE_ONCE in self.mistakes:
                 yield Step(f"{label} is lost", world._replace(faults=faults, undos=answered))
 
     def _run(self, world: World, number: int) -> Step:
@@ -162,7 +160,9 @@ class Steps:
         inside = wanted("".join(self.scenario.inside[number : number + 1]))
         if one.key < len(inside):
             is_granted, after = self._acquire(world, inside[one.key], number)
-            return Step(f"the body of {number} takes a key", after.put(number, one._replace(key=one.key + is_granted)), actor)
+            return Step(
+                f"the body of {number} takes a key", after.put(number, one._replace(key=one.key + is_granted)), actor
+            )
         after = Message() if number in self.scenario.endless else Message(Place.DONE)
         return Step(f"{number} is done", world.let_go(number).put(number, after), actor)
 
@@ -170,9 +170,9 @@ class Steps:
         if world.faults.may("deaths"):
             mine = State.HELD, number, world.messages[number].run
             held = [key for key, permits in enumerate(world.keys) if any(one and one[:3] == mine for one in permits)]
-            but = held[-1] if len(held) > 1 and Mistake.CHILD_LEAVES_A_PART in self.mistakes else -1
+            but = held[1:] if Mistake.CHILD_LEAVES_A_PART in self.mistakes else ()
             undos = frozenset(one for one in world.undos if one[1][:3] != mine)  # its keeper dies with it
-            dead = world._replace(faults=world.faults.spend("deaths"), undos=undos).let_go(number, but)
+            dead = world._replace(faults=world.faults.spend("deaths"), undos=undos).let_go(number, but=but)
             yield Step(f"the child of {number} dies", dead.put(number, Message()))
 
     # -- in the rooms
@@ -190,10 +190,13 @@ class Steps:
                     step = self._gather(world, room, Gathering(first, is_offered))
                     yield step._replace(actor=f"room {room} {key}")
             elif is_offered or (first is None and any(one[1] == room for one in world.lines[key])):
-                yield Step(f"room {room} leaves the line of {NAMES[key]}", leave(world, room, key), f"room {room} {key}")
+                yield Step(
+                    f"room {room} leaves the line of {NAMES[key]}", leave(world, room, key), f"room {room} {key}"
+                )
         for number in waiting:
             if world.messages[number].keeps:
                 yield self._gather(world, room, Gathering(number))._replace(actor=f"room {room} for {number}")
+                yield from self._ask_again(world, room, number)
                 if self._lets_go(world, room, number):
                     gone = world.stop_keeping(number)
                     yield Step(f"room {room} has had no slot for {number} for too long", gone, f"time of {number}")
@@ -228,15 +231,30 @@ class Steps:
         lost = min(PATIENCE, one.lost + (key != one.key and not one.keeps))
         return Step(f"{label}: refused", after.put(number, one._replace(key=key, lost=lost)), actor)
 
+    def _ask_again(self, world: World, room: int, number: int) -> Iterator[Step]:
+        """The room asks again for what it keeps, before its calls end."""
+        knows_call, wants = Mistake.SECOND_PERMIT not in self.mistakes, wanted(self.scenario.wants[number])
+        for asked, key in enumerate(wants):
+            if Key(State.KEPT, number) in world.keys[key]:
+                others = [n for n in world.waiting(room) if n != number and world.messages[n].key == key]
+                if others and others[0] < number:
+                    after = world.let_go(number, but=wants[:asked])
+                else:
+                    _, after = stand(world, room, key, number, others[0] if others else None, knows_call=knows_call)
+                yield Step(f"room {room} asks again for {NAMES[key]} for {number}", after, f"room {room} again")
+
     def _call(self, world: World, room: int, number: int) -> Step:
         called = Message(Place.ASKS, room, is_called=True, run=world.next_run(number))
         return Step(f"room {room} calls {number}", world.at(room, None).put(number, called), f"room {room}")
 
     def _lets_go(self, world: World, room: int, number: int) -> bool:
-        """Whether the room has had no slot for too long. Where others come without end, each leaves its slot in time."""
-        if self.scenario.endless or Mistake.KEEPS_WITHOUT_SLOT in self.mistakes:
+        """Whether the room may have had no slot for too long.
+
+        Where others come without end, each leaves its slot in time, and the next one to come does not get it.
+        """
+        if self._free(world, room, number) > 0 or Mistake.KEEPS_WITHOUT_SLOT in self.mistakes:
             return False
-        return self._free(world, room, number) <= 0
+        return not self.scenario.endless or Mistake.SLOT_FOR_ANYONE in self.mistakes
 
     def _may_keep(self, world: World, number: int) -> bool:
         """Whether a message that has lost its turn may become the one for which its room keeps keys."""
@@ -260,5 +278,3 @@ class Steps:
             after = after if Mistake.SHUT_ROOM_KEEPS in self.mistakes else after.let_go(number)
             after = after.put(number, Message())
         return after
-
-

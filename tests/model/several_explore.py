@@ -16,8 +16,8 @@ def broken_in(world: World, scenario: Scenario) -> Promise | None:
     """The promise that does not hold in a state.
 
     What is held belongs to a run. What is kept is for a message that was called, or that its room is asking for now; or
-    for the one message of a room for which it keeps keys. No message has two permits of one key, though one of its runs may
-    have left one to its undo.
+    for the one message of a room for which it keeps keys. No message has two permits of one key, though one of its runs
+    may have left one to its undo.
     """
     used = Counter("".join(scenario.used(number, one) for number, one in enumerate(world.messages)))
     if any(count > 1 + (key in scenario.twice) for key, count in used.items()):

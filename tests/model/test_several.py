@@ -13,9 +13,11 @@ from .several_explore import explore
 from .several_world import (
     CROSSWISE,
     ENDLESS,
+    IN_ORDER,
     LOST,
     NESTED,
     ONE_FAILS,
+    OUT_OF_ORDER,
     SCENARIOS,
     THREE_KEYS,
     TWO_FAIL,
@@ -37,12 +39,11 @@ FOUND_IN = {
     Mistake.SHUT_ROOM_KEEPS: (TWO_FAIL, Promise.RESERVED),
     Mistake.KEEPS_WITHOUT_SLOT: (NESTED, Promise.ENDS),
     Mistake.THIRD_KEEPS: (TWO_HOLD, Promise.FREED),
-    Mistake.THIRD_OVERTAKES: (TWO_HOLD, Promise.ENDS),
     Mistake.SECOND_PERMIT: (TWO_HOLD, Promise.RESERVED),
-    Mistake.UNDO_ONCE: (LOST, Promise.FREED),
-    Mistake.UNDO_BY_OWNER: (LOST, Promise.AT_MOST_N),
-    Mistake.SAME_TOKEN: (LOST, Promise.AT_MOST_N),
-    Mistake.KEEPS_FIRST_TOKEN: (LOST, Promise.AT_MOST_N),
+    Mistake.UNDONE_ONCE: (LOST, Promise.FREED),
+    Mistake.UNDONE_BY_OWNER: (LOST, Promise.AT_MOST_N),
+    Mistake.ASKS_AS_BEFORE: (LOST, Promise.AT_MOST_N),
+    Mistake.FIRST_GRANT_STAYS: (LOST, Promise.AT_MOST_N),
 }
 
 pytestmark = pytest.mark.timeout(300)
@@ -61,11 +62,15 @@ def test_the_promises_hold_in_every_interleaving_of(scenario):
     found = explore(scenario)
     assert found.broken is None, str(found)
     worlds = [*found.states]
-    assert {key.state for world in worlds for key in world.keys if key} == set(State)
+    assert {one.state for world in worlds for permits in world.keys for one in permits if one} == set(State)
     places = {one.place for world in worlds for one in world.messages}
     assert places >= {Place.WAITS, Place.ASKS, Place.RUNS, Place.DONE}
     assert any(one.keeps for world in worlds for one in world.messages)
     assert any(world.shut for world in worlds) == (scenario is TWO_FAIL)
+    assert any(world.undos for world in worlds) == (scenario is LOST)
+    assert any(len(permits) > 1 and all(permits) for world in worlds for permits in world.keys) == (
+        scenario is TWO_HOLD
+    )
     assert any(world.faults.together == 0 for world in worlds)
 
 
@@ -75,3 +80,9 @@ def test_the_model_finds_the_mistake_that(mistake):
     found = explore(scenario, {mistake})
     assert found.broken is promise, str(found)
     assert found.trace
+
+
+def test_a_body_that_takes_a_key_out_of_order_can_deadlock_with_what_a_room_keeps():
+    """A known limit, which docs/several-locks.md names: only a body that takes its keys in the common order is safe."""
+    assert explore(IN_ORDER).broken is None
+    assert explore(OUT_OF_ORDER).broken is Promise.ENDS
