@@ -9,7 +9,7 @@ from typing import NamedTuple
 from promises import Promise
 
 from .several import IN_SLOT, Steps
-from .several_world import Message, Mistake, Place, Scenario, State, World
+from .several_world import Message, Mistake, Place, Scenario, State, World, wanted
 
 
 def broken_in(world: World, scenario: Scenario) -> Promise | None:
@@ -58,7 +58,10 @@ Graph = dict[int, list[tuple[str, int]]]
 def explore(scenario: Scenario, mistakes: Set[Mistake] = frozenset()) -> Exploration:
     """Find all that can happen in `scenario`, breadth first, until a promise is broken."""
     steps, names = Steps(scenario, mistakes), sorted({*"".join((*scenario.wants, *scenario.inside))})
-    waiting = tuple(Message(Place.WAITS, room, number % 2, 1) for number, room in enumerate(scenario.waiting))
+    waiting = tuple(
+        Message(Place.WAITS, room, wanted(scenario.wants[number])[number % 2], 1)
+        for number, room in enumerate(scenario.waiting)
+    )
     messages = (*waiting, *(Message(),) * (len(scenario.wants) - len(waiting)))
     free = tuple((None,) * (1 + (name in scenario.twice)) for name in names)
     start = World(free, ((),) * len(names), messages, (None,) * len(scenario.slots), scenario.faults)

@@ -66,7 +66,7 @@ ONE_FAILS = Scenario("one room with faults", ("AB", "A", "BA"), (2,), Faults(1, 
 CROSSWISE = Scenario("four messages that wait crosswise", ("AB", "BA") * 2, (1, 1), waiting=(0, 1, 0, 1))
 THREE_KEYS = Scenario("three keys", ("ABC", "BA"), (1, 1), Faults(1, lapses=1), waiting=(0, 1))
 ENDLESS = Scenario("others without end", ("AB", "A", "B"), (1, 1), endless=frozenset({1, 2}))
-NESTED = Scenario("a body that waits for a key", ("AB", "C", "A"), (1, 1), waiting=(0,), inside=("", "B", ""))
+NESTED = Scenario("a body that waits for a key", ("BC", "A", "B"), (1, 1), waiting=(0,), inside=("", "C", ""))
 TWO_HOLD = Scenario("a key that two may hold", ("AB", "B", "BA"), (2, 1), Faults(1, lapses=1), twice="B")
 LOST = Scenario("lost replies", ("AB", "B"), (1, 1), Faults(2, lost_replies=2, deaths=1))
 SCENARIOS = (TWO_ROOMS, ONE_ROOM, TWO_FAIL, ONE_FAILS, CROSSWISE, THREE_KEYS, ENDLESS, NESTED, TWO_HOLD, LOST)
