@@ -250,11 +250,15 @@ class Steps:
     def _lets_go(self, world: World, room: int, number: int) -> bool:
         """Whether the room may have had no slot for too long.
 
-        Where others come without end, each leaves its slot in time, and the next one to come does not get it.
+        Where others come without end, each leaves its slot in time, and the next one to come does not get the slot that
+        the room keeps.
         """
         if self._free(world, room, number) > 0 or Mistake.KEEPS_WITHOUT_SLOT in self.mistakes:
             return False
-        return not self.scenario.endless or Mistake.SLOT_FOR_ANYONE in self.mistakes
+        if not self.scenario.endless or Mistake.SLOT_FOR_ANYONE in self.mistakes:
+            return True
+        is_busy = any(one.place is Place.RUNS and one.room == room for one in world.messages)
+        return Mistake.LETS_GO_OF_A_PART in self.mistakes and is_busy and not self._has_all(world, number)
 
     def _may_keep(self, world: World, number: int) -> bool:
         """Whether a message that has lost its turn may become the one for which its room keeps keys."""

@@ -25,6 +25,9 @@ class Mistake(Enum):
     KEEPS_AFTER_A_GAP = "a room that has lost a key it kept asks for it again, and keeps those that come after it"
     SLOT_FOR_ANYONE = "the slot of the message for which a room keeps all keys goes to a later message"
     KEEPS_WITHOUT_SLOT = "a room keeps keys for a message without a slot for ever"
+    # The code makes this one, a known limit: in a worker with a backlog, a room that keeps a part sees no free slot,
+    # though runs end all the time, and lets go after five seconds. So its message may starve.
+    LETS_GO_OF_A_PART = "a room without a slot lets go of keys though others are missing, and so has no slot kept"
     SHUT_ROOM_KEEPS = "a room that shuts down goes on keeping keys"
     THIRD_KEEPS = "a third run at a key that two may hold keeps its other keys"
     SECOND_PERMIT = "a room that asks again for a key that two may hold is given the second permit too"
@@ -66,10 +69,14 @@ ONE_FAILS = Scenario("one room with faults", ("AB", "A", "BA"), (2,), Faults(1, 
 CROSSWISE = Scenario("four messages that wait crosswise", ("AB", "BA") * 2, (1, 1), waiting=(0, 1, 0, 1))
 THREE_KEYS = Scenario("three keys", ("ABC", "BA"), (1, 1), Faults(1, lapses=1), waiting=(0, 1))
 ENDLESS = Scenario("others without end", ("AB", "A", "B"), (1, 1), endless=frozenset({1, 2}))
+BACKLOG = Scenario("a backlog of others", ("AB", "B", "C"), (1, 1), endless=frozenset({1, 2}))
 NESTED = Scenario("a body that waits for a key", ("BC", "A", "B"), (1, 1), waiting=(0,), inside=("", "C", ""))
 TWO_HOLD = Scenario("a key that two may hold", ("AB", "B", "BA"), (2, 1), Faults(1, lapses=1), twice="B")
 LOST = Scenario("lost replies", ("AB", "B"), (1, 1), Faults(2, lost_replies=2, deaths=1))
-SCENARIOS = (TWO_ROOMS, ONE_ROOM, TWO_FAIL, ONE_FAILS, CROSSWISE, THREE_KEYS, ENDLESS, NESTED, TWO_HOLD, LOST)
+SCENARIOS = (
+    *(TWO_ROOMS, ONE_ROOM, TWO_FAIL, ONE_FAILS, CROSSWISE, THREE_KEYS),
+    *(ENDLESS, BACKLOG, NESTED, TWO_HOLD, LOST),
+)
 IN_ORDER = Scenario("a body that takes its keys in order", ("AB", "A"), (1, 1), waiting=(0,), inside=("", "B"))
 OUT_OF_ORDER = Scenario("the other way around", ("AB", "B"), (1, 1), waiting=(0,), inside=("", "A"))
 NAMES = "ABC"

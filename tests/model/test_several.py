@@ -11,6 +11,7 @@ from promises import Promise
 
 from .several_explore import explore
 from .several_world import (
+    BACKLOG,
     CROSSWISE,
     ENDLESS,
     IN_ORDER,
@@ -37,6 +38,7 @@ FOUND_IN = {
     Mistake.KEEPS_AFTER_A_GAP: (THREE_KEYS, Promise.ENDS),
     Mistake.SLOT_FOR_ANYONE: (ENDLESS, Promise.ENDS),
     Mistake.SHUT_ROOM_KEEPS: (TWO_FAIL, Promise.RESERVED),
+    Mistake.LETS_GO_OF_A_PART: (BACKLOG, Promise.ENDS),
     Mistake.KEEPS_WITHOUT_SLOT: (NESTED, Promise.ENDS),
     Mistake.THIRD_KEEPS: (TWO_HOLD, Promise.FREED),
     Mistake.SECOND_PERMIT: (TWO_HOLD, Promise.RESERVED),
