@@ -16,6 +16,7 @@ from tests.model.merging import Mistake as MistakeOfMerging
 from tests.model.merging_explore import SCENARIOS as OF_MERGING
 from tests.model.rules import EXCUSES, OF_FAIR_TURNS, OF_MERGED_CALLS, PROMISES, Mistake
 from tests.model.scenarios import SCENARIOS
+from tests.model.several_world import Mistake as MistakeOfSeveral
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -213,6 +214,8 @@ def test_the_numbers_of_the_model_are_the_models() -> None:
     assert f"each of {len(MistakeOfMerging)} mistakes" in text
     assert (len(MistakeOfTurns), len(OF_FAIR_TURNS)) == (6, 1)
     assert "finds six mistakes" in text
+    assert len(MistakeOfSeveral) == 17
+    assert "finds seventeen mistakes" in text
 
 
 def test_what_the_model_leaves_out_is_named_with_the_test_that_stands_in() -> None:

@@ -1,0 +1,39 @@
+"""A run asks for several keys at once; the reply and the first undo are lost, and the undo is sent again later."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+from celery import states
+
+from celery_redislock import LockedTask
+from celery_redislock.protocol import tokens
+from celery_redislock.protocol.scripts import ACQUIRE, RELEASE
+from tests.lab.servers import wait_until
+
+A = "redislock:{a}"
+
+
+def test_the_late_undo_frees_nothing_that_the_run_was_granted_since(app, lock_proxy, locks, deliver, monkeypatch):
+    """All of it within one tick of the clock that tokens tell: on a fast network that takes half a millisecond."""
+    for script in (ACQUIRE, RELEASE):
+        locks.client.script_load(script.text)
+    undo_of_a = RELEASE.sha.encode() + b"\r\n$1\r\n2\r\n$%d\r\n%s\r\n" % (len(A), A.encode())
+    lock_proxy.drop_reply(to=b"EVALSHA", where=ACQUIRE.sha.encode(), nth=2)
+    first = lock_proxy.drop_reply(to=b"EVALSHA", where=undo_of_a, nth=1)
+    later = lock_proxy.hold(to=b"EVALSHA", where=undo_of_a, nth=2, before=True)
+    monkeypatch.setattr(tokens, "time", SimpleNamespace(time=lambda: time.time() // 1))
+    wait_until(lambda: time.time() % 1 < 0.1, "a tick begins")
+
+    @app.task(base=LockedTask, shared=False, ignore_result=True, lock_key=["a", "b"], lock_lease=600)
+    def both():
+        later.wait()
+        assert first.struck
+        assert locks.client.exists(A)
+        before = locks.client.info("commandstats")["cmdstat_evalsha"]["calls"]
+        later.let_go()
+        wait_until(lambda: locks.client.info("commandstats")["cmdstat_evalsha"]["calls"] > before, "the undo arrives")
+        return locks.client.exists(A)
+
+    assert deliver(app, both.name) == (states.SUCCESS, 1)
