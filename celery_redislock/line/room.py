@@ -40,7 +40,7 @@ LEAVING = 2.0
 STARVES_AFTER = 10.0
 #: The room asks again for the keys that it keeps for a waiter after this many seconds, before its calls end.
 KEPT_FOR = 2.0
-#: For how many seconds it keeps them while there is no slot for that waiter. A body in its slot may need one of them.
+#: For how many seconds it keeps all of them while there is no slot for that waiter. A body there may need one of them.
 KEPT_WITHOUT_SLOT = 5.0
 
 
@@ -63,7 +63,7 @@ class Keeping:
     again_at: float = math.inf
     """When the room asks for all keys of the waiter again. Both times are by `time.monotonic()`."""
     no_slot_since: float = math.inf
-    """Since when the room has kept keys although the waiter has no slot."""
+    """Since when the room has kept all keys although the waiter has no slot."""
 
     @property
     def has_all(self) -> bool:
@@ -406,7 +406,7 @@ class Room:
             keeping.keys = ()  # they are the waiter's from now on
             self._let_go()
             self._call(waiter, self._lines.of(waiter.demand))
-        elif has_slot or not keeping.keys:
+        elif has_slot or not keeping.has_all:
             keeping.no_slot_since = math.inf
         elif now > keeping.no_slot_since + KEPT_WITHOUT_SLOT:
             waiter.lost_at = now  # type: ignore[misc] # as for `number`

@@ -106,8 +106,9 @@ class Hold(_Hold):
         return self._replace(phase=Phase.IN_DOUBT) if asks == self.asks and self.phase is Phase.ASKED else self
 
     def minted(self, token: Token) -> Self:
-        """After a doubt, the owner asks with another token from now on."""
-        return self._replace(token=token, phase=Phase.WANTED) if self.phase is Phase.IN_DOUBT else self
+        """After a doubt, the owner asks with another token from now on. With the same one, it stays in doubt."""
+        is_new = self.phase is Phase.IN_DOUBT and token != self.token
+        return self._replace(token=token, phase=Phase.WANTED) if is_new else self
 
     def renamed(self, token: Token) -> Self:
         """The held key now holds `token`, which the caller of a `Lock` has chosen."""

@@ -6,7 +6,6 @@ They carry out what `celery_redislock.policy.conflict` decides on a conflict or 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
@@ -97,10 +96,8 @@ class WorkerExecution(Execution):
             if answer is None:
                 # Note the key before sending the command, because this process may die as soon as the key is granted.
                 ASKED_KEYS.asks(self.message.delivery.nonce, lock.key)
-                if lock.hold.phase is Phase.IN_DOUBT:
-                    while (token := self._mint()) == lock.hold.token:  # the undo of that one may be on its way
-                        time.sleep(0.001)
-                    lock.hold = lock.hold.minted(token)
+                while lock.hold.phase is Phase.IN_DOUBT:  # a token tells milliseconds: at first it may be the same
+                    lock.hold = lock.hold.minted(self._mint())
                 try:
                     answer = self._server.store.acquire(lock, lock.lease, note, fence=fence, numbered=numbered)
                 except LockUnavailable as error:

@@ -50,8 +50,7 @@ def hear_children(consumer: Any) -> None:
     stops, Celery 5.7 forgets each message whose acceptance it has not read, although a child runs it: its result is not
     read, it is not acked, and a shutdown then waits half a minute for that child.
     """
-    pool, readers = consumer.pool._pool, getattr(consumer.hub, "readers", {})
-    end = time.monotonic() + HEARD_WITHIN
+    pool, readers, end = consumer.pool._pool, getattr(consumer.hub, "readers", {}), time.monotonic() + HEARD_WITHIN
     while True:
         for fd, child in tuple(getattr(pool, "_fileno_to_outq", {}).items()):
             while fd in readers and child.outq._reader.poll(0):

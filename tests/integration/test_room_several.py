@@ -145,7 +145,7 @@ class TestWhoseTurnCameInVainForLong:
 
     @pytest.mark.parametrize("how", ["leaves", "deadline", "no slot", "shutdown"])
     def test_is_kept_nothing_any_more_once_it_is_gone(self, room, client, starves, how):  # noqa: F811
-        guest, _ = starves(deadline=time.monotonic() + 1.0 if how == "deadline" else math.inf)
+        guest, release = starves(deadline=time.monotonic() + 1.0 if how == "deadline" else math.inf)
         match how:
             case "leaves":
                 room.leave(guest)
@@ -153,12 +153,22 @@ class TestWhoseTurnCameInVainForLong:
                 wait_until(lambda: guest.began == [False], "its deadline has passed")
             case "no slot":
                 guest.has_slot = False
+                release()
             case "shutdown":
                 assert room.leave_all() == [guest]
         wait_until(lambda: state(client, A) == b"", "the key is free", 3)
         time.sleep(0.5)
         assert state(client, A) == b""
-        wait_until(lambda: lines(client) <= ({B} if how == "no slot" else set()), "the room has left the lines", 5)
+        wait_until(lambda: lines(client) <= ({A} if how == "no slot" else set()), "the room has left the lines", 5)
+
+    def test_is_kept_a_part_while_there_is_no_slot_because_a_backlog_leaves_none(self, client, starves):
+        guest, release = starves()
+        guest.has_slot = False
+        time.sleep(1.0)
+        assert state(client, A) == b"!"
+        guest.has_slot = True
+        release()
+        assert guest.comes()
 
     def test_does_not_wait_in_a_circle_with_one_in_another_room(self, make_room, client, hold):  # noqa: F811
         """One that names the keys the other way around asks for them in the same order."""

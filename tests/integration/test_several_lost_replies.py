@@ -8,7 +8,9 @@ from types import SimpleNamespace
 from celery import states
 
 from celery_redislock import LockedTask
+from celery_redislock.app import server_of
 from celery_redislock.protocol import tokens
+from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.scripts import ACQUIRE, RELEASE
 from tests.lab.servers import wait_until
 
@@ -19,6 +21,7 @@ def test_the_late_undo_frees_nothing_that_the_run_was_granted_since(app, lock_pr
     """All of it within one tick of the clock that tokens tell: on a fast network that takes half a millisecond."""
     for script in (ACQUIRE, RELEASE):
         locks.client.script_load(script.text)
+    server_of(app).store.look(Demand(A))  # it has answered once
     undo_of_a = RELEASE.sha.encode() + b"\r\n$1\r\n2\r\n$%d\r\n%s\r\n" % (len(A), A.encode())
     lock_proxy.drop_reply(to=b"EVALSHA", where=ACQUIRE.sha.encode(), nth=2)
     first = lock_proxy.drop_reply(to=b"EVALSHA", where=undo_of_a, nth=1)

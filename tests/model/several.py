@@ -255,10 +255,14 @@ class Steps:
         """
         if self._free(world, room, number) > 0 or Mistake.KEEPS_WITHOUT_SLOT in self.mistakes:
             return False
-        if not self.scenario.endless or Mistake.SLOT_FOR_ANYONE in self.mistakes:
+        if Mistake.SLOT_FOR_ANYONE in self.mistakes:
+            return True
+        if not self._has_all(world, number) and Mistake.LETS_GO_OF_A_PART not in self.mistakes:
+            return False
+        if not self.scenario.endless:
             return True
         is_busy = any(one.place is Place.RUNS and one.room == room for one in world.messages)
-        return Mistake.LETS_GO_OF_A_PART in self.mistakes and is_busy and not self._has_all(world, number)
+        return is_busy and not self._has_all(world, number)
 
     def _may_keep(self, world: World, number: int) -> bool:
         """Whether a message that has lost its turn may become the one for which its room keeps keys."""

@@ -25,8 +25,7 @@ class Mistake(Enum):
     KEEPS_AFTER_A_GAP = "a room that has lost a key it kept asks for it again, and keeps those that come after it"
     SLOT_FOR_ANYONE = "the slot of the message for which a room keeps all keys goes to a later message"
     KEEPS_WITHOUT_SLOT = "a room keeps keys for a message without a slot for ever"
-    # The code makes this one, a known limit: in a worker with a backlog, a room that keeps a part sees no free slot,
-    # though runs end all the time, and lets go after five seconds. So its message may starve.
+    # In a worker with a backlog, a room that keeps a part sees no free slot, though runs end all the time.
     LETS_GO_OF_A_PART = "a room without a slot lets go of keys though others are missing, and so has no slot kept"
     SHUT_ROOM_KEEPS = "a room that shuts down goes on keeping keys"
     THIRD_KEEPS = "a third run at a key that two may hold keeps its other keys"
