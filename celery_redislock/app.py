@@ -90,9 +90,8 @@ def check_backend(app: Celery, task: str, option: str, ignores_result: bool) -> 
     """
     scheme = backend_scheme(app)
     if ignores_result or scheme in PRIVATE_BACKENDS:
-        why = (
-            "its results are ignored" if ignores_result else f"other processes cannot read result_backend = {scheme!r}"
-        )
+        is_private = f"other processes cannot read result_backend = {scheme!r}"
+        why = "its results are ignored" if ignores_result else is_private
         raise LockConfigError(
             f"{task}: {option} = 'join' needs the holder's result, but {why}; use another policy, or a result "
             "backend such as Redis or a database"

@@ -13,7 +13,16 @@ from contextlib import ExitStack
 import pytest
 from celery import Celery
 
+from .task.binding import REFUSED
 from .testing import embedded_server, empty, moved
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect with tasks that are checked at their use: pytest looks at those in a module, before an app has a server."""
+    collecting = REFUSED.set({})
+    yield
+    REFUSED.reset(collecting)
 
 
 @pytest.fixture(scope="session")

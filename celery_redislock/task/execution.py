@@ -390,7 +390,10 @@ class Execution:
 
     def _mint(self) -> Token:
         state = tokens.SPENT if self.message.demand.spent else tokens.RUNS
-        return tokens.mint(self.message.delivery.nonce, self._attempt, self.plan.origin(self.request.hostname), state)
+        host = self.request.hostname
+        if not self.message.request.is_eager and "@" not in str(host):  # a worker of `celery.contrib.testing`
+            host = f"celery@{host}"
+        return tokens.mint(self.message.delivery.nonce, self._attempt, self.plan.origin(host), state)
 
 
 def delivered(task: Task[..., Any], plan: LockPlan, request: Context) -> Message:

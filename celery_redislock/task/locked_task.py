@@ -304,13 +304,11 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
             LockKeyError: No key can be made from the arguments.
             LockConfigError: The task has no lock: it is Celery's own, or has a rate (`lock_rate`, `lock_also`).
         """
-        lock: Lock | Locks | NoLock = self._lock_for(args, kwargs, is_async=False) or NoLock()
-        return lock
+        return self._lock_for(args, kwargs, is_async=False) or NoLock()
 
     def alock_for(self, *args: Any, **kwargs: Any) -> AsyncLock | AsyncLocks | AsyncNoLock:
         """The lock that `lock_for` returns, for coroutines: ``async with task.alock_for(7):``. It raises the same."""
-        lock: AsyncLock | AsyncLocks | AsyncNoLock = self._lock_for(args, kwargs, is_async=True) or AsyncNoLock()
-        return lock
+        return self._lock_for(args, kwargs, is_async=True) or AsyncNoLock()
 
     def lock_info(self, *args: Any, **kwargs: Any) -> LockInfo | None:
         """Who holds the lock of the call ``task(*args, **kwargs)``; None if it is free.
