@@ -19,7 +19,10 @@ from .testing import embedded_server, empty, moved
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Collect with tasks that are checked at their use: pytest looks at those in a module, before an app has a server."""
+    """Let tasks be checked at their first use.
+
+    pytest looks at everything in a test module, tasks too, before a fixture gives their app its lock server.
+    """
     collecting = REFUSED.set({})
     yield
     REFUSED.reset(collecting)
