@@ -37,9 +37,7 @@ def server_of(app: Celery) -> LockServer:
     if server is None:  # two threads may get here at once: nothing is open yet, and `setdefault` keeps one server
         inherited = next(iter(servers.values()), None)
         # After a fork, keep the inherited client: a `Lock` made before the fork uses it to find its server.
-        server = (
-            LockServer(client_of(app), keyprefix_of(app)) if inherited is None else LockServer.behind(inherited.client)
-        )
+        server = LockServer.behind(inherited.client) if inherited else LockServer(client_of(app), keyprefix_of(app))
         server = servers.setdefault(os.getpid(), server)
     return server
 
