@@ -390,9 +390,8 @@ class Execution:
 
     def _mint(self) -> Token:
         state = tokens.SPENT if self.message.demand.spent else tokens.RUNS
-        host = self.request.hostname
-        if not self.message.request.is_eager and "@" not in str(host):  # a worker of `celery.contrib.testing`
-            host = f"celery@{host}"
+        host = self.request.hostname  # without an "@" in a worker of `celery.contrib.testing`
+        host = host if self.message.request.is_eager or "@" in str(host) else f"celery@{host}"
         return tokens.mint(self.message.delivery.nonce, self._attempt, self.plan.origin(host), state)
 
 

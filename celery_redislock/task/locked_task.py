@@ -109,8 +109,7 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
         try:
             cls._prepare_lock(app, name)
         except LockConfigError as error:
-            why: Literal["given", "wrong"] | None = vars(cls).get("_lock_is_refused")
-            why = why or ("given" if is_given(app) else None)
+            why: Any = vars(cls).get("_lock_is_refused") or ("given" if is_given(app) else None)
             if why is None:
                 if (refused := REFUSED.get()) is None:
                     bound_tasks(app).pop(name, None)  # so that the next use of the task fails too
