@@ -37,9 +37,7 @@ def server_of(app: Celery) -> LockServer:
     if server is None:  # two threads may get here at once: nothing is open yet, and `setdefault` keeps one server
         inherited = next(iter(servers.values()), None)
         # After a fork, keep the inherited client: a `Lock` made before the fork uses it to find its server.
-        server = (
-            LockServer(client_of(app), keyprefix_of(app)) if inherited is None else LockServer.behind(inherited.client)
-        )
+        server = LockServer.behind(inherited.client) if inherited else LockServer(client_of(app), keyprefix_of(app))
         server = servers.setdefault(os.getpid(), server)
     return server
 
@@ -90,9 +88,8 @@ def check_backend(app: Celery, task: str, option: str, ignores_result: bool) -> 
     """
     scheme = backend_scheme(app)
     if ignores_result or scheme in PRIVATE_BACKENDS:
-        why = (
-            "its results are ignored" if ignores_result else f"other processes cannot read result_backend = {scheme!r}"
-        )
+        is_private = f"other processes cannot read result_backend = {scheme!r}"
+        why = "its results are ignored" if ignores_result else is_private
         raise LockConfigError(
             f"{task}: {option} = 'join' needs the holder's result, but {why}; use another policy, or a result "
             "backend such as Redis or a database"

@@ -73,7 +73,7 @@ def locked_task(
     return cast("Decorator[IsBound]", decorator.locked_task(app, bind=bind, **options))
 
 
-@checks.register("celery_redislock")  # type: ignore[untyped-decorator]  # Django has no types
+@checks.register("celery_redislock")
 def check_locked_tasks(app_configs: Any = None, **_: Any) -> list[checks.CheckMessage]:
     """An error for each wrong option, a warning for each task whose options do nothing. Connects to no server.
 
@@ -86,11 +86,6 @@ def check_locked_tasks(app_configs: Any = None, **_: Any) -> list[checks.CheckMe
     if is_nobodys(app):
         hint = "import it in the __init__.py of your project, as Celery's documentation says"
         return [checks.Warning("the project has no Celery app", hint, id="celery_redislock.W002")]
-    return [
-        (checks.Error if one.level == "error" else checks.Warning)(
-            one.text.removeprefix(f"{one.task}: "),
-            obj=one.task,
-            id="celery_redislock.E001" if one.level == "error" else "celery_redislock.W001",
-        )
-        for one in check_tasks(app)
-    ]
+    kinds = {"error": (checks.Error, "celery_redislock.E001"), "warning": (checks.Warning, "celery_redislock.W001")}
+    found = ((one, *kinds[one.level]) for one in check_tasks(app))
+    return [kind(one.text.removeprefix(f"{one.task}: "), obj=one.task, id=code) for one, kind, code in found]

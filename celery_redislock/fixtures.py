@@ -13,7 +13,19 @@ from contextlib import ExitStack
 import pytest
 from celery import Celery
 
+from .task.binding import REFUSED
 from .testing import embedded_server, empty, moved
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Let tasks be checked at their first use.
+
+    pytest looks at everything in a test module, tasks too, before a fixture gives their app its lock server.
+    """
+    collecting = REFUSED.set({})
+    yield
+    REFUSED.reset(collecting)
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, cast
 
 from celery import Celery, Signature, Task, states
 from celery.app.task import Context
@@ -89,8 +89,9 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
     #: The task's `track_started`. Celery itself must not store STARTED: it does so before the hooks run, so a copy of
     #: the message would overwrite the first run's outcome.
     _lock_track_started: ClassVar[bool] = False
-    #: Whether the task cannot be locked in this app, which only shares it. The next use of the task checks again.
-    _lock_is_refused: ClassVar[bool] = False
+    #: Why the task has no plan: it cannot be locked in this app, which was only ``"given"`` it by another one, or it is
+    #: ``"wrong"``, which was found while all tasks were checked. The next use of the task checks again.
+    _lock_is_refused: ClassVar[Literal["given", "wrong"] | None] = None
 
     @classmethod
     def bind(cls, app: Celery) -> Celery:
@@ -108,12 +109,13 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
         try:
             cls._prepare_lock(app, name)
         except LockConfigError as error:
-            if not (vars(cls).get("_lock_is_refused") or is_given(app)):
+            why: Any = vars(cls).get("_lock_is_refused") or ("given" if is_given(app) else None)
+            if why is None:
                 if (refused := REFUSED.get()) is None:
                     bound_tasks(app).pop(name, None)  # so that the next use of the task fails too
                     raise
                 refused[name] = error
-            cls.lock_plan, cls._lock_is_refused = None, True
+            cls.lock_plan, cls._lock_is_refused = None, why or "wrong"
         guard_body(app, cls, name, cls._is_locked)
         return app
 
@@ -123,7 +125,7 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
         if isinstance(request, type):  # a dotted name is resolved by the worker
             cls.request_class(name, request)
         cls.lock_plan = checked_plan(app, cls, name)
-        cls._lock_is_refused = False
+        cls._lock_is_refused = None
         if "track_started" in vars(cls) and "_lock_track_started" not in vars(cls):  # not inherited, and not done yet
             cls._lock_track_started, cls.track_started = bool(cls.track_started), False
 
@@ -132,14 +134,14 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
         """The plan; None for Celery's own tasks. If it was refused when the task was bound, try to make it now.
 
         Raises:
-            LockConfigError: The task cannot be locked in this app, which only shares it.
+            LockConfigError: The task cannot be locked in this app.
         """
         if cls._lock_is_refused:
             app = bind(cls)
             try:
                 cls._prepare_lock(app, str(cls.name))
             except LockConfigError as error:
-                raise refused_in(app, error) from None
+                raise (refused_in(app, error) if cls._lock_is_refused == "given" else error) from None
         return cls.lock_plan
 
     @classmethod
@@ -304,13 +306,11 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
             LockKeyError: No key can be made from the arguments.
             LockConfigError: The task has no lock: it is Celery's own, or has a rate (`lock_rate`, `lock_also`).
         """
-        lock: Lock | Locks | NoLock = self._lock_for(args, kwargs, is_async=False) or NoLock()
-        return lock
+        return self._lock_for(args, kwargs, is_async=False) or NoLock()
 
     def alock_for(self, *args: Any, **kwargs: Any) -> AsyncLock | AsyncLocks | AsyncNoLock:
         """The lock that `lock_for` returns, for coroutines: ``async with task.alock_for(7):``. It raises the same."""
-        lock: AsyncLock | AsyncLocks | AsyncNoLock = self._lock_for(args, kwargs, is_async=True) or AsyncNoLock()
-        return lock
+        return self._lock_for(args, kwargs, is_async=True) or AsyncNoLock()
 
     def lock_info(self, *args: Any, **kwargs: Any) -> LockInfo | None:
         """Who holds the lock of the call ``task(*args, **kwargs)``; None if it is free.

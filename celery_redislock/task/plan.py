@@ -229,10 +229,8 @@ class LockPlan:
         if self._group_of is None:
             return demand
         arguments = self.keys.bind(args, kwargs)
-        group, turn = (
-            self._group_of(arguments),
-            round(TURN / self._computed("weight", WEIGHT, self.options.weight, arguments)),
-        )
+        group = self._group_of(arguments)
+        turn = round(TURN / self._computed("weight", WEIGHT, self.options.weight, arguments))
         return demand._replace(share=Share(group, digest(group)[:DIGEST], turn, rank if rank >= FIRST_TURN else 0))
 
     def in_any_permit(self, key: str) -> Demand:

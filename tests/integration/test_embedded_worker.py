@@ -103,6 +103,53 @@ with start_worker(app, pool="solo", perform_ping_check=False):
 """
 
 
+RUNNING = """
+import os
+import time
+
+from celery import Celery
+from celery.contrib.testing.worker import start_worker
+
+from celery_redislock import LockedTask
+
+app = Celery("shop", broker="memory://", backend="cache+memory://")
+app.conf.redislock_url = os.environ["REDIS_URL"]
+
+
+@app.task(
+    base=LockedTask,
+    lock_args=["page"],
+    lock_scope="queue",
+    lock_arguments="latest",
+    lock_on_conflict="replace",
+)
+def render(page, text):
+    for _ in range(1000 if text == "old" else 0): time.sleep(0.01)
+    return text
+
+
+@app.task(base=LockedTask, bind=True, lock_scope="job")
+def report(self, day):
+    while self.lock_info("sunday") is None: time.sleep(0.01)
+    return day
+
+
+def until_held(task, *args):
+    while (info := task.lock_info(*args)) is None or info.state != "held": time.sleep(0.01)
+
+
+with start_worker(app, pool="threads", concurrency=4, perform_ping_check=False):
+    old = render.delay(7, "old")
+    until_held(render, 7)
+    print(render.delay(7, "new").get(timeout=20), old.get(timeout=20, propagate=False))
+    first = report.delay("monday")
+    until_held(report, "monday")
+    second = report.delay("monday")
+    with report.lock_for("sunday"):
+        print(second.duplicate, second.id == first.id, second.get(timeout=20))
+"""
+
+
 def printed_by(program, locks):
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -124,3 +171,10 @@ def test_threads_that_refuse_runs_at_the_same_time_start_one_timer(locks):
 def test_what_has_waited_runs_in_the_one_thread_of_a_solo_pool(locks):
     """In the thread that gives everybody their turn it would wait in vain for another key."""
     assert printed_by(IN_TURN, locks) == "True\n"
+
+
+def test_a_run_is_replaced_and_is_the_job_of_a_duplicate_as_in_any_worker(locks):
+    """Celery does not tell the runs of such a worker its name, and a host without one is that of an eager run."""
+    replaced, duplicate = printed_by(RUNNING, locks).splitlines()
+    assert replaced.startswith("new replaced by ")
+    assert duplicate == "True True monday"

@@ -164,3 +164,53 @@ def test_the_package_itself_needs_neither_pytest_nor_the_server():
         "import celery_redislock, celery_redislock.testing"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", program], cwd=ROOT, check=True)
+
+
+def test_shared_tasks_that_a_test_imports_are_not_checked_before_their_app_has_a_lock_server(tmp_path):
+    """pytest asks every name in a module what it is, and swallows the error; Celery makes shared tasks only once."""
+    code, said = run_pytest(
+        tmp_path,
+        shop="""
+from celery import Celery
+from celery_redislock import locked_task
+
+app = Celery("shop", broker="redis://localhost:6379/0")
+
+
+@locked_task()
+def reserve(sku: int) -> int:
+    return sku
+
+
+@locked_task(lock_scop="job")
+def report(day: str) -> str:
+    return day
+""",
+        conftest="""
+import pytest
+from shop import app
+
+pytest_plugins = ["celery_redislock.fixtures"]
+app.conf.update(broker_url="memory://", result_backend="cache+memory://")
+
+
+@pytest.fixture(autouse=True)
+def locks(redislock_server):
+    redislock_server(app)
+""",
+        test_shop="""
+import pytest
+from celery_redislock import LockConfigError
+from shop import report, reserve
+
+
+def test_right():
+    assert reserve.apply((7,)).get() == 7
+
+
+def test_wrong():
+    with pytest.raises(LockConfigError, match="did you mean lock_scope[?]$"):
+        report.apply(("monday",)).get()
+""",
+    )
+    assert code == 0, said

@@ -36,27 +36,13 @@ def swap_index(index: str) -> None:
 """
 
 
-#: Django and celery-once have no types of their own: what comes from them is Any.
+#: celery-once has no types: what comes from it is Any.
 UNTYPED = (
     "--disable-error-code=import-untyped",
     "--allow-subclassing-any",
     "--allow-untyped-decorators",
     "--no-warn-return-any",
 )
-#: The same for pyright, which would otherwise take what it finds in Django's own code for types.
-UNTYPED_RULES = {
-    "useLibraryCodeForTypes": False,
-    "reportMissingTypeStubs": False,
-    "reportUnknownArgumentType": False,
-    "reportUnknownLambdaType": False,
-    "reportUnknownMemberType": False,
-    "reportUnknownParameterType": False,
-    "reportUnknownVariableType": False,
-    "reportUntypedBaseClass": False,
-    "reportUntypedClassDecorator": False,
-    "reportUntypedFunctionDecorator": False,
-}
-WITH_UNTYPED = {"django", "migrating"}
 #: Whole projects, which pass pyright's mode "strict" as well.
 PROJECTS = {"django", "fastapi"}
 
@@ -157,7 +143,7 @@ def programs(tmp_path: Path) -> None:
     code = code.replace(calls, "\n" * calls.count("\n"))
     (tmp_path / "shop.py").write_text("from imagined import parts, swap_index" + code + "\n")
     for page in EVERY_PAGE:
-        if page.stem not in WITH_UNTYPED and not files_of(page):
+        if page.stem != "migrating" and not files_of(page):
             (tmp_path / f"docs_{page.stem.replace('-', '_')}.py").write_text(python_of(page) + "\n")
 
 
@@ -174,24 +160,13 @@ def test_the_code_of_the_pages_passes_pyright(pyright: Callable[..., str]) -> No
 @pytest.mark.parametrize("page", [page for page in EVERY_PAGE if files_of(page)], ids=lambda page: page.stem)
 def test_the_files_of_a_page_pass_mypy(page: Path, mypy: Callable[..., str], tmp_path: Path) -> None:
     write_files(page, tmp_path)
-    found = mypy("--explicit-package-bases", *(UNTYPED if page.stem in WITH_UNTYPED else ()))
-    assert found == f"Success: no issues found in {len(files_of(page))} source files\n"
+    assert mypy("--explicit-package-bases") == f"Success: no issues found in {len(files_of(page))} source files\n"
 
 
 @pytest.mark.parametrize("page", [page for page in EVERY_PAGE if files_of(page)], ids=lambda page: page.stem)
 def test_the_files_of_a_page_pass_pyright(page: Path, pyright: Callable[..., str], tmp_path: Path) -> None:
     write_files(page, tmp_path)
-    rules = UNTYPED_RULES if page.stem in WITH_UNTYPED else {}
-    assert pyright("strict" if page.stem in PROJECTS else "basic", **rules) == PASSES
-
-
-def test_the_page_on_django_passes_pyright_as_it_is_with_the_setting_that_it_names(
-    pyright: Callable[..., str], tmp_path: Path
-) -> None:
-    page = ROOT / "docs" / "django.md"
-    assert "`useLibraryCodeForTypes = false`" in page.read_text()
-    write_files(page, tmp_path)
-    assert pyright("standard", useLibraryCodeForTypes=False) == PASSES
+    assert pyright("strict" if page.stem in PROJECTS else "basic") == PASSES
 
 
 #: One line of a page's files, what is wrong with it instead, and what mypy and pyright say about that.
@@ -229,9 +204,9 @@ def test_each_mistake_in_the_files_of_a_page_is_found(
         for right, wrong, _ in mistakes:
             text = text.replace(right, wrong)
         path.write_text(text)
-    by_mypy = mypy("--explicit-package-bases", *(UNTYPED if page in WITH_UNTYPED else ()))
+    by_mypy = mypy("--explicit-package-bases")
     assert f"Found {len(mistakes)} errors in " in by_mypy
-    by_pyright = pyright("strict", **(UNTYPED_RULES if page in WITH_UNTYPED else {}))
+    by_pyright = pyright("strict")
     for _, _, (said_by_mypy, said_by_pyright) in mistakes:
         assert said_by_mypy in by_mypy
         assert said_by_pyright in by_pyright  # and what follows from it, such as an unused variable
