@@ -311,7 +311,8 @@ def test_an_idle_keeper_sleeps_until_a_lock_comes(server, hold_on, private_locks
     for number in range(20):
         mine.store.inspect(Demand(f"{KEY}{number}"))  # others ask the server, which is no business of its
     time.sleep(0.7)
-    assert switches(thread) <= woken + 1  # it may have been about to fall asleep
+    # 14 times if it looked for late answers, 20 times if the others woke it. To fall asleep may take it a few times.
+    assert switches(thread) < woken + 10
     assert private_locks.calls() == {"evalsha": 20, "mget": 20, "time": 20, "zcard": 20}
     renewed(hold_on(mine, f"{KEY}again"))
 
