@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from inspect import isgenerator
 from itertools import takewhile
 from typing import Any
@@ -53,11 +54,12 @@ def hear_children(consumer: Any) -> None:
     pool, readers, end = consumer.pool._pool, getattr(consumer.hub, "readers", {}), time.monotonic() + HEARD_WITHIN
     while True:
         for fd, child in tuple(getattr(pool, "_fileno_to_outq", {}).items()):
-            while fd in readers and child.outq._reader.poll(0):
-                read, args = readers[fd]
-                if isgenerator(read):  # half of a result has come: the child has accepted nothing after it
-                    break
-                read(*args)
+            with suppress(OSError):  # the child is dead, and the pool has closed its pipe
+                while fd in readers and child.outq._reader.poll(0):
+                    read, args = readers[fd]
+                    if isgenerator(read):  # half of a result has come: the child has accepted nothing after it
+                        break
+                    read(*args)
         is_unheard = any(job._write_to and not job.accepted() for job in tuple(getattr(pool, "_cache", {}).values()))
         if not readers or not is_unheard or time.monotonic() > end:
             return
