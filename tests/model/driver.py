@@ -61,8 +61,10 @@ class Driver:
         begun = known.comes_back_begun(one, self.mistakes)
         yield self._wait(after, one, begun, "has no answer and undoes it", (world.server, undo))
         if world.faults.may("late_undos"):
-            times = one.hold.token.times + (not self._makes(Mistake.DOUBT_ASKS_AGAIN_AS_BEFORE))
-            hold = one.hold.doubted(one.hold.asks).minted(token(one.hold.token.nonce, one.attempt, times))
+            mine = one.hold.token
+            hold = one.hold.doubted(one.hold.asks).minted(token(mine.nonce, one.attempt, mine.times + 1))
+            if self._makes(Mistake.DOUBT_ASKS_AGAIN_AS_BEFORE):
+                hold = hold.renamed(mine)
             again = world.spend("late_undos").put(one._replace(phase=Phase.RESERVED, hold=hold))
             yield Step(f"{one.nonce} has no answer, and undoes it, late", again._replace(late=(*world.late, undo)))
 
