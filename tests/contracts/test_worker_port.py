@@ -119,7 +119,8 @@ def test_nobody_is_waited_for_where_there_are_no_children(pool):
 
 def test_what_is_to_be_done_before_a_consumer_closes_is_done_while_its_requests_are_known(app):
     seen: list[list[Request]] = []
-    consumer: Any = WorkController(app=app, pool_cls="solo").consumer
+    controller = SimpleNamespace(use_eventloop=False, semaphore=None, state=state)
+    consumer: Any = Consumer(lambda request: None, app=app, controller=controller)
     request = request_of(app)
     worker_port.before_close(consumer, lambda: seen.append([*state.reserved_requests]))
     state.task_reserved(request)
