@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 
-from redis.exceptions import AuthenticationError, BusyLoadingError, RedisError
+from redis.exceptions import AuthenticationError, BusyLoadingError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -15,6 +15,8 @@ from celery_redislock.protocol.scripts import ACQUIRE, Script
 
 logger = logging.getLogger(__name__)
 
+#: By these errors, the server has answered that it does not run a command. The last two are also ConnectionErrors.
+REFUSALS = (ResponseError, AuthenticationError, BusyLoadingError)
 #: While a server is unreachable, the pause before the next check is this many times as long as the last check took. (If
 #: the server is silent, the caller that checks it waits for a time-out.)
 PAUSE_PER_LOOK = 4
@@ -116,6 +118,5 @@ class Outage:
 
 
 def _why_unreachable(error: RedisError) -> str | None:
-    is_a_refusal = isinstance(error, AuthenticationError | BusyLoadingError)  # both derive from ConnectionError
-    is_no_answer = isinstance(error, RedisConnectionError | RedisTimeoutError) and not is_a_refusal
+    is_no_answer = isinstance(error, RedisConnectionError | RedisTimeoutError) and not isinstance(error, REFUSALS)
     return describe(error) if is_no_answer else None

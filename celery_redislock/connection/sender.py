@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_redislock.errors import LockUnavailable, describe
@@ -17,7 +17,7 @@ from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.scripts import Command, Reply, Script, Tag
 
 from .connections import Late
-from .outage import Outage
+from .outage import REFUSALS, Outage
 
 _random = random.SystemRandom()
 #: The longest pause before a command is sent again, in seconds. If both attempts fail, the server is in an outage.
@@ -92,11 +92,12 @@ class Sender:
         key = command.keys[0]
         if undo is not None and self.outage_of(key).unreachable is not None:
             self._look_again(key)
-        sent_at, resent = time.monotonic(), False
+        sent_at, resent, is_lost = time.monotonic(), False, False
         try:
             try:
                 reply = self._transport.ask(command)
-            except (RedisConnectionError, RedisTimeoutError):
+            except (RedisConnectionError, RedisTimeoutError) as error:
+                is_lost = not isinstance(error, REFUSALS)
                 time.sleep(_random.uniform(0, MAX_PAUSE))
                 sent_at, resent = time.monotonic(), True
                 reply = self._transport.ask(command)
@@ -104,7 +105,7 @@ class Sender:
             if isinstance(error, RedisError):
                 self.outage_of(key).failed(command.script, error)
             if undo is not None:
-                self._take_back(undo(), error)
+                self._take_back(undo(), is_lost=is_lost or not isinstance(error, REFUSALS))
             if isinstance(error, RedisError):
                 raise LockUnavailable(key, describe(error)) from error
             raise
@@ -131,7 +132,7 @@ class Sender:
             return self._transport.ask_all(commands), sent_at
         except BaseException as error:
             for command in undo():
-                self._take_back(command, error)
+                self._take_back(command, is_lost=not isinstance(error, REFUSALS))
             if isinstance(error, RedisError):
                 raise LockUnavailable(commands[0].keys[0], describe(error)) from error
             raise
@@ -154,12 +155,12 @@ class Sender:
             return False
         return True
 
-    def _take_back(self, undo: Command, error: BaseException) -> None:
-        """Send `undo` now, or else later, unless the server has refused what it would take back.
+    def _take_back(self, undo: Command, *, is_lost: bool) -> None:
+        """Send `undo` now, or else later if a reply `is_lost`: otherwise, the server has refused what it would undo.
 
         With a wrong password or certificate it has never answered, and would be asked again and again for nothing.
         """
-        if not self.undo(undo) and self.later is not None and self._answered and not isinstance(error, ResponseError):
+        if not self.undo(undo) and self.later is not None and self._answered and is_lost:
             self.later(undo)
 
     def is_done(self, command: Command) -> bool:

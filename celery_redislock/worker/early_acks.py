@@ -163,6 +163,7 @@ class AckWhatHasBegun(bootsteps.StartStopStep):
         message runs again.
 
         Then hear of the runs that have ended before: they have left none, so the pool must not forget their messages.
+        (That is in a shutdown. When a connection is lost, Celery has reset the event loop by now, and acks are lost.)
         """
         STOPS.add()
         hear_children(parent)

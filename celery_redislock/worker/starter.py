@@ -183,19 +183,12 @@ class SoloSlots(GatedSlots):
     Before each fetched message, waiting ones may run: the thread stays at the gate until a room has decided.
 
     Args:
-        consumer, on_held, wake_up, is_waited: See `GatedSlots`.
+        of_gated: See `GatedSlots`.
         run_calls: Runs the called messages, and calls `settle`.
     """
 
-    def __init__(
-        self,
-        consumer: Any,
-        on_held: Callable[[], None],
-        wake_up: Callable[[], None],
-        is_waited: Callable[[], bool],
-        run_calls: Callable[[], object],
-    ) -> None:
-        super().__init__(consumer, on_held, wake_up, is_waited)
+    def __init__(self, *of_gated: Any, run_calls: Callable[[], object]) -> None:
+        super().__init__(*of_gated)
         self._run_calls = run_calls
         self._has_decided = threading.Event()
 

@@ -135,7 +135,7 @@ class WaitingRoom(bootsteps.StartStopStep):
     def _slots_of(self, consumer: Any) -> Slots:
         hooks = (self._ask_rooms, self._starter.wake_up)
         if isinstance(consumer.pool, solo.TaskPool):
-            return SoloSlots(consumer, *hooks, self._is_waited, self._run_calls)
+            return SoloSlots(consumer, *hooks, self._is_waited, run_calls=self._run_calls)
         if consumer.hub is not None and is_behind_semaphore(consumer):
             return SemaphoreSlots(consumer, *hooks)
         return GatedSlots(consumer, *hooks, self._is_waited)

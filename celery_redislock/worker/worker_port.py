@@ -6,9 +6,9 @@ Each function says what it needs and why. Each has a test in tests/contracts aga
 from __future__ import annotations
 
 import copy
+import logging
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from inspect import isgenerator
 from itertools import takewhile
 from typing import Any
@@ -17,6 +17,8 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from celery_redislock.message.header import HEADER, Header
+
+logger = logging.getLogger(__name__)
 
 #: A message is called to its key only if it will get a rate token within this many seconds. The key is kept
 #: longer than that.
@@ -54,14 +56,20 @@ def hear_children(consumer: Any) -> None:
     pool, readers, end = consumer.pool._pool, getattr(consumer.hub, "readers", {}), time.monotonic() + HEARD_WITHIN
     while True:
         for fd, child in tuple(getattr(pool, "_fileno_to_outq", {}).items()):
-            with suppress(OSError):  # the child is dead, and the pool has closed its pipe
+            try:
                 while fd in readers and child.outq._reader.poll(0):
                     read, args = readers[fd]
-                    if isgenerator(read):  # half of a result has come: the child has accepted nothing after it
+                    if not isgenerator(read):
+                        read(*args)
+                        continue
+                    next(read, None)  # half of a result has come: this reads on
+                    if readers.get(fd, (None,))[0] is read:
                         break
-                    read(*args)
-        is_unheard = any(job._write_to and not job.accepted() for job in tuple(getattr(pool, "_cache", {}).values()))
-        if not readers or not is_unheard or time.monotonic() > end:
+            except Exception:  # the other children, and the steps of the consumer, must not miss it
+                logger.exception("could not read what a child of the pool has written; the worker goes on stopping")
+        unheard = [job for job in tuple(getattr(pool, "_cache", {}).values()) if job._write_to and not job.accepted()]
+        halves = [read for read, _ in tuple(readers.values()) if isgenerator(read)]
+        if not readers or not (unheard or halves) or time.monotonic() > end:
             return
         time.sleep(0.005)
 

@@ -11,6 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from billiard import Pipe
 from celery import Celery
 from celery.app.amqp import AMQP
 from celery.concurrency.prefork import TaskPool
@@ -110,6 +111,53 @@ pool.terminate()
 def test_a_child_that_was_given_a_message_is_heard_to_accept_it_without_the_event_loop():
     run = subprocess.run([sys.executable, "-c", HEARING], capture_output=True, text=True, timeout=60, check=True)
     assert run.stdout == "[] ['accepted'] True\n"
+
+
+#: The event loop has read the begin of a result of several megabytes, for which the pipe is too small.
+HALF_READ = """
+from inspect import isgenerator
+from types import SimpleNamespace
+from celery import Celery
+from celery.concurrency.prefork import TaskPool
+from kombu.asynchronous import Hub, set_event_loop
+from celery_redislock.worker import worker_port
+
+app = Celery("contracts", broker="memory://", backend="cache+memory://")
+hub, results = Hub(), []
+set_event_loop(hub)
+pool = TaskPool(1, app=app, initargs=(app, "contracts@lab"), threads=False)
+pool.start()
+pool.register_with_event_loop(hub)
+pool.apply_async("x".__mul__, (5_000_000,), callback=results.append)
+loop = hub.create_loop()
+while not any(isgenerator(read) for read, _ in hub.readers.values()):
+    next(loop)
+before = len(results)
+worker_port.hear_children(SimpleNamespace(hub=hub, pool=pool))
+print(before, [len(result) for result in results])
+pool.terminate()
+"""
+
+
+def test_a_result_of_which_half_has_come_is_read_to_its_end():
+    """Celery before 5.7 would take its rest for a message, and hang."""
+    run = subprocess.run([sys.executable, "-c", HALF_READ], capture_output=True, text=True, timeout=60, check=True)
+    assert run.stdout == "0 [5000000]\n"
+
+
+def test_what_fails_as_a_child_is_heard_is_logged_and_the_stop_goes_on(caplog):
+    ours, theirs = Pipe()
+    child = SimpleNamespace(outq=SimpleNamespace(_reader=ours))
+    pool = SimpleNamespace(_pool=SimpleNamespace(_fileno_to_outq={ours.fileno(): child}))
+
+    def fail() -> None:
+        raise MemoryError("of a body")
+
+    theirs.send("a result")
+    worker_port.hear_children(SimpleNamespace(hub=SimpleNamespace(readers={ours.fileno(): (fail, ())}), pool=pool))
+    assert "could not read what a child of the pool has written" in caplog.text
+    theirs.close()
+    ours.close()
 
 
 @pytest.mark.parametrize("pool", [None, object()], ids=["no pool", "one without children"])

@@ -184,6 +184,24 @@ class TestAcquire:
             lock_proxy.mend()
             wait_until(lambda: not client.exists(KEY), "the key is free")
 
+    def test_an_undo_is_kept_if_only_the_second_try_was_refused(self, store, client, lose, lock_proxy, thread):
+        """As by a primary that is demoted: the first try may have been granted."""
+        with redis.Redis.from_url(lock_proxy.url, socket_timeout=5) as behind:
+            lock = Lock(behind, KEY, timeout=600)
+            assert not lock.locked()
+            fault = lose(ACQUIRE, hang=True)
+            outcome = thread(lock.acquire)
+            fault.wait()
+            client.config_set("min-replicas-to-write", 1)
+            try:
+                lock_proxy.cut()
+                with pytest.raises(LockUnavailable, match="NOREPLICAS"):
+                    outcome.result()
+                assert client.exists(KEY)
+            finally:
+                client.config_set("min-replicas-to-write", 0)
+            wait_until(lambda: not client.exists(KEY), "the key is free")
+
     def test_no_undo_is_kept_for_an_acquire_that_redis_has_refused(self, client):
         client.rpush(KEY, "a list")
         before = set(threading.enumerate())
