@@ -131,7 +131,7 @@ def test_an_error_of_another_library_is_one_line():
 OF_THE_PROCESS = {
     "keeper", "connections", "outage", "listener", "waiters", "room", "children", "handover",
     "remote_control", "binding", "handle", "server_check", "start", "sender", "requeue", "starter",
-    "snapshot", "timeline",
+    "snapshot", "timeline", "worker_port",
 }  # fmt: skip
 
 
