@@ -83,8 +83,9 @@ def test_the_children_of_a_prefork_pool_are_its_processes():
     assert ours == known
 
 
-#: As `PREFORK`. The event loop goes on until the child has been given the message, and not until it has been heard.
-HEARING = """
+#: As `PREFORK`, with an event loop.
+IN_A_HUB = """
+from inspect import isgenerator
 from types import SimpleNamespace
 from celery import Celery
 from celery.concurrency.prefork import TaskPool
@@ -92,11 +93,17 @@ from kombu.asynchronous import Hub, set_event_loop
 from celery_redislock.worker import worker_port
 
 app = Celery("contracts", broker="memory://", backend="cache+memory://")
-hub, accepted = Hub(), []
+hub = Hub()
 set_event_loop(hub)
 pool = TaskPool(1, app=app, initargs=(app, "contracts@lab"), threads=False)
 pool.start()
 pool.register_with_event_loop(hub)
+worker_port.HEARD_WITHIN = 30.0
+"""
+
+#: The event loop goes on until the child has been given the message, and not until it has been heard.
+HEARING = f"""{IN_A_HUB}
+accepted = []
 job = pool.apply_async(len, ("four",), accept_callback=lambda *_: accepted.append("accepted"))
 loop = hub.create_loop()
 while not job._write_to:
@@ -113,28 +120,25 @@ def test_a_child_that_was_given_a_message_is_heard_to_accept_it_without_the_even
     assert run.stdout == "[] ['accepted'] True\n"
 
 
-#: The event loop has read the begin of a result of several megabytes, for which the pipe is too small.
-HALF_READ = """
-from inspect import isgenerator
-from types import SimpleNamespace
-from celery import Celery
-from celery.concurrency.prefork import TaskPool
-from kombu.asynchronous import Hub, set_event_loop
-from celery_redislock.worker import worker_port
-
-app = Celery("contracts", broker="memory://", backend="cache+memory://")
-hub, results = Hub(), []
-set_event_loop(hub)
-pool = TaskPool(1, app=app, initargs=(app, "contracts@lab"), threads=False)
-pool.start()
-pool.register_with_event_loop(hub)
-pool.apply_async("x".__mul__, (5_000_000,), callback=results.append)
+#: The pipe is too small for the result: the child writes on once its begin has been read, and stands still before that.
+HALF_READ = f"""{IN_A_HUB}
+import os, psutil, signal, time
+results = []
+job = pool.apply_async("x".__mul__, (1_000_000,), callback=results.append)
 loop = hub.create_loop()
-while not any(isgenerator(read) for read, _ in hub.readers.values()):
+while not job.accepted():
     next(loop)
-before = len(results)
+((fd, child),) = pool._pool._fileno_to_outq.items()
+assert child.outq._reader.poll(30)
+os.kill(child.pid, signal.SIGSTOP)
+while psutil.Process(child.pid).status() != "stopped":
+    time.sleep(0.01)
+read, args = hub.readers[fd]
+read(*args)
+print(isgenerator(hub.readers[fd][0]), results)
+os.kill(child.pid, signal.SIGCONT)
 worker_port.hear_children(SimpleNamespace(hub=hub, pool=pool))
-print(before, [len(result) for result in results])
+print([len(result) for result in results])
 pool.terminate()
 """
 
@@ -142,7 +146,7 @@ pool.terminate()
 def test_a_result_of_which_half_has_come_is_read_to_its_end():
     """Celery before 5.7 would take its rest for a message, and hang."""
     run = subprocess.run([sys.executable, "-c", HALF_READ], capture_output=True, text=True, timeout=60, check=True)
-    assert run.stdout == "0 [5000000]\n"
+    assert run.stdout == "True []\n[1000000]\n"
 
 
 def test_what_fails_as_a_child_is_heard_is_logged_and_the_stop_goes_on(caplog):
