@@ -128,14 +128,15 @@ job = pool.apply_async("x".__mul__, (1_000_000,), callback=results.append)
 loop = hub.create_loop()
 while not job.accepted():
     next(loop)
-((fd, child),) = pool._pool._fileno_to_outq.items()
-assert child.outq._reader.poll(30)
+(child,) = worker_port.children_of(pool)
+pipe = getattr(child.outq, "_reader")
+assert pipe.poll(30)
 os.kill(child.pid, signal.SIGSTOP)
 while psutil.Process(child.pid).status() != "stopped":
     time.sleep(0.01)
-read, args = hub.readers[fd]
+read, args = hub.readers[pipe.fileno()]
 read(*args)
-print(isgenerator(hub.readers[fd][0]), results)
+print(isgenerator(hub.readers[pipe.fileno()][0]), results)
 os.kill(child.pid, signal.SIGCONT)
 worker_port.hear_children(SimpleNamespace(hub=hub, pool=pool))
 print([len(result) for result in results])
