@@ -76,7 +76,7 @@ def _is_beside(facts: Facts, first: Body, second: Body, excused: Excused) -> boo
 
 
 def rates(facts: Facts, excused: Excused) -> Iterator[Violation]:
-    """In no time of a rate do more runs begin."""
+    """In any period of a rate, no more runs begin than it allows."""
     for lock in sorted({lock for body in facts.bodies for lock in body.rates}):
         begun = [body for body in facts.bodies if lock in body.rates]
         rate = {body.rates[lock] for body in begun}
