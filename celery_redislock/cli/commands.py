@@ -73,7 +73,7 @@ def list_(known: Locks, workers: Workers, task: str | None, match: str | None, a
 
 @locks.command(cls=CeleryCommand)
 @click.argument("key", required=False, shell_complete=keys)
-@click.option("--task", metavar="NAME", help="Show the lock of a call of this task, instead of a KEY.")
+@click.option("--task", metavar="NAME", help="Show the lock that a call of this task takes, instead of a KEY.")
 @click.option("--args", metavar="JSON", default="[]", help="The positional arguments of a call of the task.")
 @click.option("--kwargs", metavar="JSON", default="{}", help="The keyword arguments of that call.")
 @JSON

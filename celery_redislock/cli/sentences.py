@@ -82,7 +82,7 @@ Task {id} HAD TO WAIT: {conflict}. Nothing newer is known, and no worker that an
         "The task has NOT STARTED: its message is in the broker's queue, in a worker that did not answer, or lost. If"
         " that worker is dead, {again}."
     )
-    SENDING = "The task has NOT STARTED: its publisher is sending its message, or died before it had said that it did."
+    SENDING = "The task has NOT STARTED: its publisher is sending its message, or died before it could confirm that."
     NEXT_ATTEMPT = "Its key is kept for its next attempt, which no worker that answered has."
     COOLS = "The task HAS RUN successfully."
     # Who holds a key.

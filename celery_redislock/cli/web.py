@@ -13,20 +13,20 @@ from celery_redislock.errors import LockConfigError
 
 from .console import TIMEOUT, Unavailable
 
-_TYPED_IN = "What users must type in: at least 16 characters. Other users can see the option, but not the variable."
+_TYPED_IN = "Visitors must type it in; at least 16 characters. Other users here see the option, not the variable."
 
 
 @click.command(cls=CeleryCommand)
 @click.option(
-    "--host", default="127.0.0.1", show_default=True, help="Where to listen; one beyond this host needs a token."
+    "--host", default="127.0.0.1", show_default=True, help="Address to listen on; any beyond this host needs a token."
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=5566, show_default=True, help="0 for any free port.")
 @click.option("--token", envvar="REDISLOCK_WEB_TOKEN", show_envvar=True, help=_TYPED_IN)
-@click.option("--read-only", is_flag=True, help="Without the buttons to release, drop and revoke.")
+@click.option("--read-only", is_flag=True, help="Refuse to release, drop or revoke anything.")
 @TIMEOUT
 @click.pass_context
 def web(context: click.Context, host: str, port: int, token: str | None, read_only: bool, timeout: float) -> None:
-    """Serve a page that shows locks, lines and what happened."""
+    """Serve a web page that shows locks, what waits for them, and recent events."""
     try:
         from celery_redislock.web.guard import SHORTEST, is_loopback
         from celery_redislock.web.pages import Options
