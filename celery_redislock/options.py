@@ -172,7 +172,7 @@ OPTIONS: Mapping[str, Rule] = {
 _NOT_WITH_SEVERAL: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "scope": (lambda v: v == "run", "a publish can reserve only one key; allowed: 'run'"),
     "on_conflict": (lambda v: v != "join", "each key may be held by another task; allowed: 'wait', 'skip' or 'raise'"),
-    "hold_on_retry": (lambda v: not v, "a retry gives all keys back, and takes them again"),
+    "hold_on_retry": (lambda v: not v, "a retry releases all keys, and takes them again"),
     "rate": (lambda v: v is None, "name the rate in lock_also: Also(key, rate=...)"),
     "fair": (lambda v: v is None, "groups take turns at one key only"),
 }

@@ -153,7 +153,7 @@ class KeyMaker:
         Equal arguments make the same group in all tasks.
 
         Raises:
-            LockConfigError: `lock_fair` names no parameter, is malformed, or all calls with one key are of one group.
+            LockConfigError: `lock_fair` names no parameter, is malformed, or all calls with one key are in one group.
         """
         task, parameters = self._task, tuple(self._signature.parameters)
         is_template = not lock_fair.isidentifier()
@@ -168,7 +168,7 @@ class KeyMaker:
         if self._fields is not None and self._fields.issuperset(fields):
             raise LockConfigError(
                 f"{task}: lock_fair = {lock_fair!r} is not allowed with a key that has the same arguments: all calls "
-                "with one key are of one group; set lock_args or lock_key to what the groups share"
+                "with one key are in one group; set lock_args or lock_key to what the groups share"
             )
         if is_template:
             namer = template_namer(task, parameters, lock_fair, "lock_fair")

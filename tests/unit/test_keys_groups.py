@@ -83,7 +83,7 @@ def test_what_cannot_be_a_group_is_refused_without_its_value() -> None:
 )
 @pytest.mark.parametrize("lock_fair", ["customer", "of {customer}"])
 def test_a_group_that_is_all_of_the_key_is_refused(lock_fair: str, key: dict[str, Any]) -> None:
-    assert "all calls with one key are of one group; set lock_args or lock_key to what the groups share" in refusal(
+    assert "all calls with one key are in one group; set lock_args or lock_key to what the groups share" in refusal(
         lock_fair, **key
     )
 

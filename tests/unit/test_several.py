@@ -91,7 +91,7 @@ class TestRefused:
             ({"scope": "job"}, "a publish can reserve only one key; allowed: 'run'"),
             ({"scope": "queue"}, "a publish can reserve only one key; allowed: 'run'"),
             ({"on_conflict": "join"}, "each key may be held by another task; allowed: 'wait', 'skip' or 'raise'"),
-            ({"hold_on_retry": True}, "a retry gives all keys back, and takes them again"),
+            ({"hold_on_retry": True}, "a retry releases all keys, and takes them again"),
             ({"rate": "5/m"}, "name the rate in lock_also: Also(key, rate=...)"),
             ({"fair": "source"}, "groups take turns at one key only"),
         ],
