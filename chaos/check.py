@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 
 from celery_redislock.protocol.tokens import Token
 from chaos import excuses, missing
+from chaos.calls import check_calls
 from chaos.jobs import Job, jobs, of_pair, pairs
-from chaos.load import LATE
-from chaos.story import Line, Story
+from chaos.load import LATE, MERGING
+from chaos.rates import check_rates
+from chaos.story import RATED, Line, Story
 from chaos.tasks import LIMIT
 from chaos.turns import check_turns
 from promises import Excuse, Promise
@@ -48,6 +50,9 @@ class Verdict:
     missing: Counter[str] = field(default_factory=Counter)
     pairs: Counter[str] = field(default_factory=Counter)
     turns: Counter[str] = field(default_factory=Counter)
+    calls: Counter[str] = field(default_factory=Counter)
+    lost_calls: Counter[str] = field(default_factory=Counter)
+    rates: Counter[str] = field(default_factory=Counter)
     offences: list[Offence] = field(default_factory=list)
 
 
@@ -55,7 +60,7 @@ def check(ledger: Ledger) -> Verdict:
     """Hold a ledger of a chaos run against the promise."""
     story, verdict = Story(ledger), Verdict()
     verdict.faults.update(line["name"] for line in story.events("fault") if line["struck"])
-    for examine in (_messages, _runs, _overlaps, _crowds, _jobs, _losses, _turns, _leftovers):
+    for examine in (_messages, _runs, _overlaps, _crowds, _jobs, _losses, _turns, _calls, _rates, _leftovers):
         verdict.offences += examine(story, verdict)
     return verdict
 
@@ -65,6 +70,8 @@ def _messages(story: Story, verdict: Verdict) -> Iterable[Offence]:
     for task_id, sent in story.sent.items():
         state = story.final.get(task_id, "unknown")
         late = sent["kind"] in LATE
+        if sent["kind"] in MERGING and state == "REVOKED":
+            continue  # a newer call has replaced it, which `_calls` looks at
         outcome = OUTCOMES.get((sent["kind"], state)) or OUTCOMES.get(("", state))
         if outcome:
             verdict.outcomes[outcome] += 1
@@ -82,6 +89,8 @@ def _messages(story: Story, verdict: Verdict) -> Iterable[Offence]:
 def _runs(story: Story, verdict: Verdict) -> Iterable[Offence]:
     verdict.outcomes["runs"] = len(story.runs)
     for runs in story.attempts.values():
+        if runs[0].key.startswith(RATED):
+            continue  # nothing is held, so two deliveries of a message may run
         for number, run in enumerate(runs[1:], start=1):
             excuse = excuses.of_another_run(story, runs[:number], run)
             if excuse:
@@ -149,6 +158,18 @@ def _turns(story: Story, verdict: Verdict) -> Iterable[Offence]:
     turns = check_turns(story)
     verdict.turns = turns.counts
     for promise, what, lines in turns.broken:
+        yield Offence(promise, what, lines)
+
+
+def _calls(story: Story, verdict: Verdict) -> Iterable[Offence]:
+    calls = check_calls(story)
+    verdict.calls, verdict.lost_calls = calls.counts, calls.excused
+    for promise, what, lines in calls.broken:
+        yield Offence(promise, what, lines)
+
+
+def _rates(story: Story, verdict: Verdict) -> Iterable[Offence]:
+    for promise, what, lines in check_rates(story, verdict.rates):
         yield Offence(promise, what, lines)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from celery import Celery, chain, states
 from celery.result import AsyncResult
 
+from celery_redislock import signals
 from tests.lab.ledger import Ledger
 
 KEYS = 5
@@ -19,13 +20,26 @@ MOST = 15
 #: The least and the most seconds between two messages.
 PAUSE = (0.02, 0.3)
 #: The kinds of messages that are acked after they ran, and so must come to their end whatever happens.
-LATE = frozenset({"late", "again", "step", "link", "job", "last", "three", "contended"})
+LATE = frozenset({"late", "again", "step", "link", "job", "last", "three", "contended", "several", "rated", "fair"})
+#: The kinds whose calls are merged. They come to their end as well, but a newer call may supersede or replace them.
+MERGING = frozenset({"latest", "all", "newest"})
+LATE |= MERGING
 _KINDS = {"late": 8, "again": 3, "step": 3, "link": 2, "once": 3, "early": 2, "limited": 1, "job": 5, "last": 5}
-_KINDS |= {"burst": 3, "three": 3}
+_KINDS |= {"burst": 3, "three": 3, "several": 3, "rated": 2, "fair": 2, "latest": 3, "all": 3, "newest": 4}
 #: A burst is so many messages for one key, of kind `late` or `three`, at least and at most: several of them wait.
 BURST = (3, 6)
 #: The number of keys that more than one may hold at once.
 LIMITED = 2
+#: The number of the keys of kind `several`, two for each message; of kind `rated`; and the number of groups of `fair`.
+SEVERAL, RATED, GROUPS = 4, 2, 3
+#: A message of kind `several` is so often one of kind `late` that needs one of those keys.
+SINGLE = 0.3
+#: Merged calls come in bursts, with pauses of up to so many seconds.
+APART = 0.4
+#: A body that may be replaced takes so many seconds, at least and at most.
+REPLACED = (0.5, 4.0)
+#: The calls have another key every so many seconds: they are merged into a message that a broker has lost, for an hour.
+SPELL = 8.0
 #: The number of keys of the jobs in each scope: so few that some of their publishes are duplicates.
 JOBS = 3
 #: What has not ended after so many seconds may be lost, and makes room for others. The check finds it in the end.
@@ -50,8 +64,11 @@ class Load(threading.Thread):
         self.kinds: dict[str, str] = {}
         self._app, self._ledger, self._chance = app, ledger, random.Random(seed)
         self._states: dict[str, str] = {}
+        self._results: dict[str, str] = {}
         self._sent_at: dict[str, float] = {}
         self._sent = 0
+        self._call_here = threading.local()
+        signals.lock_unavailable.connect(self._is_unasked)
 
     def run(self) -> None:
         """Send messages until `enough` is set."""
@@ -60,21 +77,26 @@ class Load(threading.Thread):
                 self._send()
 
     def unfinished(self, since: float = 0.0) -> list[str]:
-        """The late messages that were sent `since` then, by `time.monotonic()`, and have not succeeded so far."""
+        """The late messages that were sent `since` then, by `time.monotonic()`, and have not come to their end."""
         late = [task_id for task_id, kind in self.kinds.items() if kind in LATE and self._sent_at[task_id] >= since]
-        return [task_id for task_id in late if self.state(task_id) != states.SUCCESS]
+        return [task_id for task_id in late if not self._is_over(task_id)]
+
+    def _is_over(self, task_id: str) -> bool:
+        state = self.state(task_id)
+        return state == states.SUCCESS or (state == states.REVOKED and self.kinds[task_id] in MERGING)
 
     def state(self, task_id: str) -> str:
         """The state of a task in the result backend, which is not asked again once the task has succeeded."""
         if self._states.get(task_id) != states.SUCCESS:
             meta = self._app.backend.get_task_meta(task_id, cache=False)
-            self._states[task_id] = meta["status"]
+            self._states[task_id], self._results[task_id] = meta["status"], str(meta["result"])
         return self._states[task_id]
 
     def write_down_states(self) -> None:
         """Write down the outcome of every message, for the check."""
         for task_id in self.kinds:
-            self._ledger.write({"event": "final", "task_id": task_id, "state": self.state(task_id)})
+            state = self.state(task_id)
+            self._ledger.write({"event": "final", "task_id": task_id, "state": state, "result": self._results[task_id]})
 
     def _send(self) -> None:
         self._sent += 1
@@ -100,11 +122,53 @@ class Load(threading.Thread):
                     sent = self._task(name).delay(key, f"{item}.{number}", self._seconds())
                     self._write_down(sent, name)
                 return
+            case "several" | "rated" | "fair":
+                for number in range(self._chance.randint(*BURST)):
+                    self._send_sharing(kind, f"{item}.{number}")
+                return
+            case "latest" | "all" | "newest":
+                for number in range(self._chance.randint(*BURST)):
+                    self._call(kind, f"{item}.{number}")
+                    self.enough.wait(self._chance.uniform(0.0, APART))
+                return
             case "limited":
                 sent = self._task(kind).apply_async((key, item, 20.0))
             case _:
                 sent = self._task(kind).apply_async((key, item, self._seconds()))
         self._write_down(sent, kind)
+
+    def _send_sharing(self, kind: str, item: str) -> None:
+        """Send a message that needs two keys, or has a rate, or belongs to a group."""
+        seconds = self._seconds()
+        if kind == "several":
+            key, other = (f"both{number}" for number in self._chance.sample(range(SEVERAL), 2))
+            if self._chance.random() < SINGLE:
+                self._write_down(self._task("late").delay(key, item, seconds), "late")
+            else:
+                self._write_down(self._task(kind).delay(key, other, item, seconds), kind)
+        elif kind == "rated":
+            self._write_down(self._task(kind).delay(f"rate{self._chance.randrange(RATED)}", item, seconds), kind)
+        else:
+            self._write_down(self._task(kind).delay("fair", f"{self._chance.randrange(GROUPS)}", item, seconds), kind)
+
+    def _call(self, kind: str, name: str) -> None:
+        """Make a call that may be merged into a message that waits."""
+        self._call_here.is_unasked = False
+        asked_at = time.monotonic()
+        key = f"{kind}{asked_at // SPELL:.0f}"
+        seconds = round(self._chance.uniform(*REPLACED), 3) if kind == "newest" else self._seconds()
+        sent = self._task(kind).delay(key=key, call=name, seconds=seconds)
+        call = {"kind": kind, "key": key, "name": name, "asked_at": asked_at, "returned_at": time.monotonic()}
+        how = {"merged": bool(sent.duplicate), "unasked": self._call_here.is_unasked}
+        self._ledger.write({"event": "call", "task_id": sent.id, **call, **how})
+        if sent.duplicate:
+            self._ledger.write({"event": "answered", "task_id": sent.id})
+        else:
+            self._write_down(sent, kind)
+
+    def _is_unasked(self, **_: object) -> None:
+        """The lock server is unavailable, so a call is sent by itself."""
+        self._call_here.is_unasked = True
 
     def _task(self, name: str) -> Any:
         return self._app.tasks[f"chaos.{name}"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 
+from chaos.calls import CALLS, MERGED, REPLACED, SUPERSEDED
 from chaos.check import ANSWERED, CONTENDED, CRASHED, FINISHED, HUNG, LIMITED, SKIPPED, Verdict
 from chaos.faults import FAULTS
 from chaos.stalls import LEFT_FREE
@@ -31,6 +32,9 @@ def table(title: str, verdict: Verdict) -> str:
     lines += [_line(CONTENDED, outcomes[CONTENDED])]
     lines += _block("jobs beside an equal one, excused", sum(verdict.pairs.values()), verdict.pairs)
     lines += _block("losses told to their holders", losses, verdict.losses)
+    lines += [_line(name, verdict.calls[name]) for name in (CALLS, MERGED, REPLACED, SUPERSEDED)]
+    lines += _block("calls lost or overtaken, excused", sum(verdict.lost_calls.values()), verdict.lost_calls)
+    lines += _block("times with more runs than a rate allows, excused", sum(verdict.rates.values()), verdict.rates)
     lines += [_line(name, verdict.turns[name]) for name in (WAITED, CHECKED, PASSES, LEFT_FREE)]
     lines += [_line(name, outcomes[name]) for name in (HUNG, CRASHED)]
     lines += [_line("keys left one lease after the end", outcomes["keys left"])]

@@ -11,6 +11,8 @@ from tests.lab.ledger import Ledger, Run
 Line = dict[str, Any]
 #: Keys of these begin so: more than one may hold them.
 LIMITED = "three"
+#: Keys of these begin so: nothing holds them.
+RATED = "rate"
 
 
 class Story:
@@ -53,6 +55,11 @@ class Story:
     def final(self) -> dict[str, str]:
         """The state of each message at the end, by task id."""
         return {line["task_id"]: line["state"] for line in self.events("final")}
+
+    @cached_property
+    def results(self) -> dict[str, str]:
+        """The result of each message at the end, as a text, by task id."""
+        return {line["task_id"]: line.get("result", "") for line in self.events("final")}
 
     @cached_property
     def received(self) -> dict[str, list[Line]]:
@@ -111,7 +118,12 @@ class Story:
 
     def is_done(self, run: Run) -> bool:
         """Whether the body of `run` came to its end, and was not interrupted."""
-        return any(line["pid"] == run.pid and run.start <= line["at"] <= run.end for line in self._done[run.task_id])
+        return bool(self.done_in(run))
+
+    def done_in(self, run: Run) -> list[Line]:
+        """What the body of `run` wrote at its end."""
+        done = self._done[run.task_id]
+        return [line for line in done if line["pid"] == run.pid and run.start <= line["at"] <= run.end]
 
     @cached_property
     def _done(self) -> dict[str, list[Line]]:
@@ -129,6 +141,8 @@ def _sorted_out(pairs: list[tuple[Run, Run]]) -> tuple[list[tuple[Run, Run]], di
     overlaps, beside = [], defaultdict(list)
     for first, second in pairs:
         is_twin = (first.task_id, first.item) == (second.task_id, second.item)
+        if first.key.startswith(RATED):
+            continue
         if first.key.startswith(LIMITED) and not is_twin:
             beside[second].append(first)
         else:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 from uuid import uuid4
 
 from celery import Celery
 from celery.signals import after_task_publish, before_task_publish
 
-from celery_redislock import LockedTask
+from celery_redislock import Also, LockedTask, LockReplaced
 from tests.lab.bodies import sleep_on
 from tests.lab.ledger import Ledger
 
@@ -22,6 +23,15 @@ LIMIT = 3
 TIME_LIMIT = 1.0
 #: For how many seconds a task of kind `contended` keeps its key after its result is stored.
 LINGERS = 0.01
+#: Each run of kind `several` needs one of the `LIMIT` permits of this key, besides two keys.
+SHARED = "three-several"
+#: So many runs of a key of kind `rated` may begin in so many seconds.
+RATE = (4, 2.0)
+#: Calls of kind `latest` and `all` are merged until none has come for so many seconds; those of `latest` for at most
+#: `DEBOUNCE_MAX`.
+DEBOUNCE, DEBOUNCE_MAX = 0.3, 1.0
+#: A body that may be replaced works in steps of so many seconds.
+STEP = 0.05
 #: The name of the header by which a publish is known when a worker receives its message.
 PUBLISH = "chaos_publish"
 _LATE = {"acks_late": True, "reject_on_worker_lost": True}
@@ -41,6 +51,22 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
             sleep(seconds)
             ledger.write({"event": "done", **run, "at": time.monotonic()})
         return item
+
+    def merge(task: Any, kind: str, key: str, calls: list[str], seconds: float) -> str:
+        """The work of merged calls: it writes down whose arguments the run was given, and whether it was replaced."""
+        run = {"task_id": task.request.id, "pid": os.getpid()}
+        item = f"{kind}/{task.request.retries}"
+        with ledger.run(key, item):
+            ledger.write({"event": "given", **run, "key": key, "calls": calls, "at": time.monotonic()})
+            try:
+                end = time.monotonic() + seconds
+                while time.monotonic() < end:
+                    time.sleep(STEP)
+            except LockReplaced:
+                ledger.write({"event": "done", **run, "item": item, "at": time.monotonic(), "replaced": True})
+                raise
+            ledger.write({"event": "done", **run, "item": item, "at": time.monotonic()})
+        return calls[-1]
 
     @app.task(name="chaos.slow", bind=True, shared=False)
     def slow(self: Any, key: str, item: str, seconds: float) -> str:
@@ -102,6 +128,56 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
     def limited(self: Any, key: str, item: str, seconds: float) -> str:
         """Runs into its hard time limit, unless its worker hangs, and does not go when it is told to."""
         return work(self, key, item, seconds, sleep_on)
+
+    @define(
+        "several",
+        lock_key=["chaos:{key}", "chaos:{other}"],
+        lock_also=[Also(f"chaos:{SHARED}", limit=LIMIT)],
+        lock_on_conflict="wait",
+        **_LATE,
+    )
+    def several(self: Any, key: str, other: str, item: str, seconds: float) -> str:
+        """Needs two keys, and a permit of a third one. Writes down a run of each."""
+        request = self.request
+        with ExitStack() as runs:
+            for one in (key, other, SHARED):
+                runs.enter_context(ledger.run(one, f"{item}@{one}/{request.retries}"))
+            time.sleep(seconds)
+            done = {"event": "done", "task_id": request.id, "item": item, "pid": os.getpid()}
+            ledger.write({**done, "at": time.monotonic()})
+        return item
+
+    @define("rated", lock_rate=RATE, **_LATE)
+    def rated(self: Any, key: str, item: str, seconds: float) -> str:
+        """Holds nothing; only so many begin in a time."""
+        return work(self, key, item, seconds)
+
+    @define("fair", lock_fair="group", **_LATE)
+    def fair(self: Any, key: str, group: str, item: str, seconds: float) -> str:
+        """Takes its turn in its group, and the groups take turns."""
+        return work(self, key, item, seconds)
+
+    @define(
+        "latest",
+        lock_scope="queue",
+        lock_arguments="latest",
+        lock_debounce=DEBOUNCE,
+        lock_debounce_max=DEBOUNCE_MAX,
+        **_LATE,
+    )
+    def latest(self: Any, key: str, call: str, seconds: float) -> str:
+        """Runs for the last of its calls."""
+        return merge(self, "latest", key, [call], seconds)
+
+    @define("all", lock_scope="queue", lock_arguments="all", lock_debounce=DEBOUNCE, **_LATE)
+    def together(self: Any, key: str, call: str, seconds: float) -> str:
+        """Runs once for all of its calls."""
+        return merge(self, "all", key, [kwargs["call"] for _, kwargs in self.lock.calls], seconds)
+
+    @define("newest", lock_scope="queue", lock_arguments="latest", lock_on_conflict="replace", **_LATE)
+    def newest(self: Any, key: str, call: str, seconds: float) -> str:
+        """Is stopped for a newer call."""
+        return merge(self, "newest", key, [call], seconds)
 
 
 class Lingering(LockedTask):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from chaos.hall import DRILL
 from chaos.stalls import Broken, Stalls, check_crowds, check_drains
-from chaos.story import LIMITED, Story
+from chaos.story import LIMITED, RATED, Story
 from chaos.waits import Turn, Wait, busy, gaps, is_later, turns, waits, was_full
 from chaos.windows import AT_ONCE, IDLE, MOST_PASSES, NEVER, RECOVERED
 from promises import Excuse, Promise
@@ -26,8 +26,13 @@ WAITED, CHECKED = "messages that waited in line", "of them, undisturbed by a fau
 PASSES = f"passed by a later one, excused: {Excuse.NO_FREE_SLOT}"
 #: Keys of these begin so: such a key may be reserved for a message that lies in the broker's queue.
 RESERVED = "job"
+#: A message that needs two keys may be overtaken while it waits for the other one. The keys of merged calls are
+#: reserved, as those of jobs. A rate keeps a key that no run uses.
+SEVERAL, MERGED = "both", ("latest", "all", "newest")
 #: What begins at the same moment in several slots may do so in any order.
-NOT_IN_ORDER = (RESERVED, LIMITED)
+NOT_IN_ORDER = (RESERVED, LIMITED, RATED, SEVERAL, *MERGED)
+#: Here groups take turns.
+FAIR = "fair"
 
 
 @dataclass
@@ -53,7 +58,8 @@ def check_turns(story: Story) -> Turns:
         if wait.key.startswith(NOT_IN_ORDER):
             continue
         stalls.look_at(wait, start)
-        _passed(story, found, wait, start, had_turns.get(wait.key, []))
+        if wait.key != FAIR:
+            _passed(story, found, wait, start, had_turns.get(wait.key, []))
         for seconds in _idle(story, wait, start, in_use.get(wait.key, [])):
             what = f"{wait.key} idled for {seconds:.1f} s while a message waited for it"
             found.broken.append((Promise.NOT_IDLE, what, story.about(wait.task_id)))

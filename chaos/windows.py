@@ -59,5 +59,10 @@ MOST_COMMANDS = 100.0
 MOST_BYTES = 25_000
 #: A worker without a free slot writes that down no more often, in seconds.
 TOLD_AGAIN = 0.2
+#: From the grant of a rate's permit to the first line of its body: the grant is a round trip, and a message that has
+#: waited goes to a child after that.
+BEGINS = 0.5
+#: A run learns of a newer call within a second, at its next renewal, and stops at its next step.
+STOPPED = 1.0 + ACK
 #: The time of death of a process that has not died.
 NEVER = math.inf
