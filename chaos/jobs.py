@@ -60,6 +60,8 @@ def of_pair(story: Story, first: Job, second: Job) -> Excuse | None:
         return Excuse.DATA_LOST
     if first.is_unasked or second.is_unasked:
         return Excuse.UNREACHABLE
+    if any(start <= line["at"] <= end for line in story.unavailable[first.task_id]):
+        return Excuse.UNREACHABLE  # what the lock server had granted was given back, or lapsed, as its answer was lost
     if any(run.noticed <= end for run in first.runs):
         return Excuse.KNEW_OF_THE_LOSS
     workers, pids = {line["worker"] for line in story.received[first.task_id]}, {run.pid for run in first.runs}

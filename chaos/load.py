@@ -31,11 +31,11 @@ BURST = (3, 6)
 #: The number of keys that more than one may hold at once.
 LIMITED = 2
 #: The number of the keys of kind `several`, two for each message; of kind `rated`; and the number of groups of `fair`.
-SEVERAL, RATED, GROUPS = 4, 2, 3
+SEVERAL, RATED, GROUPS = 3, 1, 3
 #: A message of kind `several` is so often one of kind `late` that needs one of those keys.
 SINGLE = 0.3
 #: Merged calls come in bursts, with pauses of up to so many seconds.
-APART = 0.4
+APART = 0.3
 #: A body that may be replaced takes so many seconds, at least and at most.
 REPLACED = (0.5, 4.0)
 #: The calls have another key every so many seconds: they are merged into a message that a broker has lost, for an hour.

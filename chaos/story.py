@@ -72,6 +72,11 @@ class Story:
         return self._by("published", "task_id")
 
     @cached_property
+    def unavailable(self) -> dict[str, list[Line]]:
+        """When runs could not reach the lock server, by task id."""
+        return self._by("unavailable", "task_id")
+
+    @cached_property
     def hung(self) -> set[int]:
         """The workers that hung for ever, by their pids."""
         return {line["worker"] for line in self.events("hang")}

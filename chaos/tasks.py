@@ -26,7 +26,7 @@ LINGERS = 0.01
 #: Each run of kind `several` needs one of the `LIMIT` permits of this key, besides two keys.
 SHARED = "three-several"
 #: So many runs of a key of kind `rated` may begin in so many seconds.
-RATE = (4, 2.0)
+RATE = (3, 2.0)
 #: Calls of kind `latest` and `all` are merged until none has come for so many seconds; those of `latest` for at most
 #: `DEBOUNCE_MAX`.
 DEBOUNCE, DEBOUNCE_MAX = 0.3, 1.0

@@ -8,6 +8,7 @@ from typing import Any
 
 from celery.signals import task_postrun, task_prerun, task_received
 
+from celery_redislock import signals
 from chaos.tasks import PUBLISH, write_down_publishing
 from chaos.witness import write_down_waiting
 from tests.lab.ledger import Ledger
@@ -31,6 +32,12 @@ def watch(ledger: Ledger) -> None:
         line = {"event": "received", "task_id": request.id, "publish": request.message.headers.get(PUBLISH)}
         ledger.write({**line, "worker": os.getpid(), "at": time.monotonic()})
 
+    def is_unavailable(sender: Any, **_: object) -> None:
+        """A run could not reach the lock server, so its message is sent back, or its retry is sent without the key."""
+        if sender.request.id:
+            ledger.write({"event": "unavailable", "task_id": sender.request.id, "at": time.monotonic()})
+
+    signals.lock_unavailable.connect(is_unavailable, weak=False)
     task_prerun.connect(begins, weak=False)
     task_postrun.connect(ends, weak=False)
     task_received.connect(comes, weak=False)

@@ -227,7 +227,7 @@ class TestReplacing:
 
 
 class TestRates:
-    TOO_MANY = (Promise.RATE, "5 runs of rate0 began in 1.00 s: 4 may in 2 s")
+    TOO_MANY = (Promise.RATE, "4 runs of rate0 began in 1.00 s: 3 may in 2 s")
 
     @pytest.fixture
     def begin(self, book):
@@ -239,27 +239,27 @@ class TestRates:
         return write
 
     def test_as_many_as_may_begin_pass_and_may_overlap_and_run_twice(self, begin, book, broken):
-        begin(1, 1, 1, 1, 2.6, 3)
+        begin(1, 1, 1, 2.6, 3)
         book.run("m0", 4, 5, key="rate0")
         assert broken() == []
 
     def test_more_are_found(self, begin, broken):
-        begin(1, 1.2, 1.4, 1.6, 2)
+        begin(1, 1.2, 1.4, 2)
         assert broken() == [self.TOO_MANY]
 
     def test_lost_data_excuse_twice_as_many_and_no_more(self, begin, book, broken):
-        begin(*(1 + number / 10 for number in range(8)))
+        begin(*(1 + number / 10 for number in range(6)))
         book.fault(RESTART, 1.3)
         assert broken() == []
-        book.sent("m8", "rated")
-        book.run("m8", 1.9, 2, pid=50, key="rate0")
+        book.sent("m6", "rated")
+        book.run("m6", 1.9, 2, pid=50, key="rate0")
         assert [promise for promise, _ in broken()] == [Promise.RATE]
 
     @pytest.mark.parametrize(
         ("name", "pid", "excused"), [(STOP_CHILD, CHILD, True), (STOP_CHILD, 99, False), (STOP_WORKER, 99, True)]
     )
     def test_a_standstill_between_a_grant_and_its_body_excuses_it(self, begin, book, broken, name, pid, excused):
-        begin(1, 1.2, 1.4, 1.6, 2)
+        begin(1, 1.2, 1.4, 2)
         book.fault(name, 0.1, 0.9, [pid])
         assert (broken() == []) == excused
 

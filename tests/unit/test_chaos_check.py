@@ -879,6 +879,13 @@ class TestContendedJobs:
         assert broken() == []
         assert check(book.ledger).pairs == {Excuse.UNREACHABLE: 1}
 
+    @pytest.mark.parametrize(("task_id", "at", "excused"), [("a", 3.0, True), ("a", 5.5, False), ("b", 3.0, False)])
+    def test_one_whose_run_could_not_reach_the_lock_server_is_excused(self, job, book, broken, task_id, at, excused):
+        job("a", 1.0, 6.0, 7.0)
+        job("b", 5.0, 8.0, 9.0)
+        book.ledger.write({"event": "unavailable", "task_id": task_id, "at": at})
+        assert (broken() == []) == excused
+
     def test_one_whose_holder_was_told_of_the_loss_is_excused(self, job, book, broken):
         job("a", 1.0, 2.0, 7.0)
         book.fault(BLACKHOLE, 2.5, 7.0)
