@@ -149,7 +149,8 @@ class Load(threading.Thread):
         elif kind == "rated":
             self._write_down(self._task(kind).delay(f"rate{self._chance.randrange(RATED)}", item, seconds), kind)
         else:
-            self._write_down(self._task(kind).delay("fair", f"{self._chance.randrange(GROUPS)}", item, seconds), kind)
+            group = f"{self._chance.randrange(GROUPS)}"
+            self._write_down(self._task(kind).delay("fair", group, item, seconds), kind, group=group)
 
     def _call(self, kind: str, name: str) -> None:
         """Make a call that may be merged into a message that waits."""
@@ -178,11 +179,11 @@ class Load(threading.Thread):
         low, high = self._chance.choices([(0.05, 0.3), (0.5, 2.0), (3.5, 8.0)], [20, 4, 1])[0]
         return round(self._chance.uniform(low, high), 3)
 
-    def _write_down(self, sent: Any, kind: str) -> None:
+    def _write_down(self, sent: Any, kind: str, **facts: str) -> None:
         while sent is not None:
             self.kinds[sent.id], self._sent_at[sent.id] = kind, time.monotonic()
             before = sent.parent.id if sent.parent else ""
-            self._ledger.write({"event": "sent", "task_id": sent.id, "kind": kind, "after": before})
+            self._ledger.write({"event": "sent", "task_id": sent.id, "kind": kind, "after": before, **facts})
             sent = sent.parent
 
 

@@ -6,6 +6,7 @@ All of this holds where no fault has struck lately; a fault may cost a wake-up, 
   then the room of another worker goes first. In one worker nothing excuses it.
 - Nobody is passed by more than `MOST_PASSES`, whatever the excuse.
 - What `chaos.stalls` lists.
+- Where groups take turns, none has more than `MOST_AHEAD` turns more than one of which a message waits.
 - No key idles for longer than `IDLE` while somebody waits for it whose worker has a free slot.
 """
 
@@ -19,7 +20,7 @@ from chaos.hall import DRILL
 from chaos.stalls import Broken, Stalls, check_crowds, check_drains
 from chaos.story import LIMITED, RATED, Story
 from chaos.waits import Turn, Wait, busy, gaps, is_later, turns, waits, was_full
-from chaos.windows import AT_ONCE, IDLE, MOST_PASSES, NEVER, RECOVERED
+from chaos.windows import AT_ONCE, IDLE, MOST_AHEAD, MOST_PASSES, NEVER, RECOVERED
 from promises import Excuse, Promise
 
 WAITED, CHECKED = "messages that waited in line", "of them, undisturbed by a fault"
@@ -58,8 +59,8 @@ def check_turns(story: Story) -> Turns:
         if wait.key.startswith(NOT_IN_ORDER):
             continue
         stalls.look_at(wait, start)
-        if wait.key != FAIR:
-            _passed(story, found, wait, start, had_turns.get(wait.key, []))
+        look_at_order = _outrun if wait.key == FAIR else _passed
+        look_at_order(story, found, wait, start, had_turns.get(wait.key, []))
         for seconds in _idle(story, wait, start, in_use.get(wait.key, [])):
             what = f"{wait.key} idled for {seconds:.1f} s while a message waited for it"
             found.broken.append((Promise.NOT_IDLE, what, story.about(wait.task_id)))
@@ -95,6 +96,21 @@ def _passed(story: Story, found: Turns, wait: Wait, start: float, had_turns: lis
         found.broken.append(
             (Promise.ORDER, f"one who waited for {wait.key} was passed by {passes}", story.about(wait.task_id))
         )
+
+
+def _outrun(story: Story, found: Turns, wait: Wait, start: float, had_turns: list[Turn]) -> None:
+    """Groups that had more turns than that of one who waited meanwhile, in a worker with a free slot."""
+    own, end = _group(story, wait.task_id), min(wait.end, story.end)
+    meanwhile = [turn for turn in had_turns if start <= turn.earliest and turn.latest < end]
+    turns = Counter(_group(story, turn.task_id) for turn in meanwhile)
+    group, most = max(turns.items(), key=lambda one: one[1], default=("", 0))
+    if most > turns[own] + MOST_AHEAD and was_full(story, wait, start, end) is None:
+        what = f"group {group} had {most} turns while a message of group {own} waited, which had {turns[own]}"
+        found.broken.append((Promise.FAIR, what, story.about(wait.task_id)))
+
+
+def _group(story: Story, task_id: str) -> str:
+    return str(story.sent.get(task_id, {}).get("group", ""))
 
 
 def _idle(story: Story, wait: Wait, start: float, spans: list[tuple[float, float]]) -> Iterator[float]:

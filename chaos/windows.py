@@ -43,6 +43,9 @@ IDLE = OFFERED_FOR + AT_ONCE
 #: By so many at most is one passed who waits, though its worker has no free slot: as soon as a run ends there, one
 #: that waits takes its slot. Until then its bodies may take eight seconds, in which others run three a second.
 MOST_PASSES = 24
+#: A group gets no more than a turn ahead of its share, and may have been a turn behind it before. With several workers
+#: a few turns may swap: two.
+MOST_AHEAD = 2 + 2
 #: A room may have lost wake-ups for so long after a fault: until it knows that its connection is dead. Rooms that died
 #: have left the lines by then, leases have ended, and what had no worker has one.
 RECOVERED = 2 * (SILENCE + LOOK_EVERY)

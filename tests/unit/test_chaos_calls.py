@@ -307,3 +307,33 @@ class TestFairTurns:
         book.run("b", 3.01, 3.99, key="fair")
         book.run("a", 4.01, 5, key="fair")
         assert broken() == []
+
+    @pytest.mark.parametrize(("turns", "found"), [(4, []), (5, [(Promise.FAIR, "group h had 5 turns {}")])])
+    def test_a_group_that_has_many_turns_while_another_waits_is_found(self, book, broken, turns, found):
+        self._take_turns(book, "h" * turns)
+        meanwhile = "while a message of group g waited, which had 0"
+        assert broken() == [(promise, what.format(meanwhile)) for promise, what in found]
+
+    def test_it_may_have_as_many_as_that_group_and_a_few_more(self, book, broken):
+        self._take_turns(book, "hhghhghhghg")
+        assert broken() == []
+
+    def test_it_may_have_any_number_where_the_worker_of_the_other_is_full(self, book, broken):
+        self._take_turns(book, "hhhhhhhh")
+        book.full(5, key="fair")
+        assert broken() == []
+
+    def _take_turns(self, book, groups):
+        """One message of each of these groups runs, one second after the other, while one of group g waits."""
+        for number, group in enumerate(groups):
+            self._in_group(book, group, 1 + number / 100, 2 + number)
+        self._in_group(book, "g", 1.5, 2 + len(groups))
+
+    @staticmethod
+    def _in_group(book, group, waits, runs, worker=MAIN):
+        task_id = f"{group}{waits}"
+        book.ledger.write({"event": "sent", "task_id": task_id, "kind": "fair", "after": "", "group": group})
+        book.publish(task_id, waits)
+        book.ledger.write({"event": "final", "task_id": task_id, "state": "SUCCESS"})
+        book.waits(task_id, waits, runs, key="fair", worker=worker)
+        book.run(task_id, runs + 0.01, runs + 0.99, key="fair")
