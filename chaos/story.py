@@ -11,6 +11,8 @@ from tests.lab.ledger import Ledger, Run
 Line = dict[str, Any]
 #: Keys of these begin so: more than one may hold them.
 LIMITED = "three"
+#: Keys of these begin so: a run needs two of them.
+SEVERAL = "both"
 #: Keys of these begin so: nothing holds them.
 RATED = "rate"
 
@@ -24,10 +26,19 @@ class Story:
         #: Pairs of runs at the same time that may not be; and for each run of a key that more than one may hold, all
         #: that went on when it began.
         self.overlaps, self.beside = _sorted_out(ledger.overlaps())
-        self.told_overlaps, _ = _sorted_out(ledger.excused_overlaps())
+        told, _ = _sorted_out(ledger.excused_overlaps())
+        #: Pairs whose first run knew that this key was lost. One that has lost one of its keys holds the others.
+        self.told_overlaps = [pair for pair in told if self._knew_of_its_key(*pair)]
+        self.overlaps += [pair for pair in told if pair not in self.told_overlaps]
         self._events: dict[str, list[Line]] = defaultdict(list)
         for line in self.lines:
             self._events[line["event"]].append(line)
+
+    def _knew_of_its_key(self, first: Run, second: Run) -> bool:
+        if not first.key.startswith(SEVERAL):
+            return True
+        losses = [line for line in self.lines if line["event"] == "lost" and line["task_id"] == first.task_id]
+        return any(f"{{chaos:{first.key}}}" in line["key"] and line["at"] <= second.start for line in losses)
 
     def events(self, name: str) -> list[Line]:
         """The lines of this event."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from chaos.hall import DRILL
 from chaos.stalls import Broken, Stalls, check_crowds, check_drains
-from chaos.story import LIMITED, RATED, Story
+from chaos.story import LIMITED, RATED, SEVERAL, Story
 from chaos.waits import Turn, Wait, busy, gaps, is_later, turns, waits, was_full
 from chaos.windows import AT_ONCE, IDLE, MOST_AHEAD, MOST_PASSES, NEVER, RECOVERED
 from promises import Excuse, Promise
@@ -29,7 +29,7 @@ PASSES = f"passed by a later one, excused: {Excuse.NO_FREE_SLOT}"
 RESERVED = "job"
 #: A message that needs two keys may be overtaken while it waits for the other one. The keys of merged calls are
 #: reserved, as those of jobs. A rate keeps a key that no run uses.
-SEVERAL, MERGED = "both", ("latest", "all", "newest")
+MERGED = ("latest", "all", "newest")
 #: What begins at the same moment in several slots may do so in any order.
 NOT_IN_ORDER = (RESERVED, LIMITED, RATED, SEVERAL, *MERGED)
 #: Here groups take turns.

@@ -275,6 +275,15 @@ class TestSeveralKeys:
         self._run(book, "b", 2, "both2", "both1", pid=OTHER)
         assert broken() == [(Promise.AT_MOST_N, "two runs of both1 at the same time")]
 
+    @pytest.mark.parametrize(("lost", "excused"), [("both1", True), ("both0", False)])
+    def test_one_that_has_lost_a_key_holds_its_others(self, book, broken, lost, excused):
+        self._run(book, "a", 1, "both0", "both1")
+        book.fault(RESTART, 1.2)
+        line = {"key": f"redislock:{{chaos:{lost}}}", "task_id": "a", "reason": "its key was deleted, expired or taken"}
+        book.ledger.write({"event": "lost", **line, "pid": CHILD, "at": 2.0})
+        self._run(book, "b", 4, "both2", "both1", pid=OTHER)
+        assert broken() == ([] if excused else [(Promise.AT_MOST_N, "two runs of both1 at the same time")])
+
     def test_more_runs_than_there_are_permits_are_found(self, book, broken):
         for number in range(4):
             self._run(book, f"m{number}", 1 + number / 10, f"both{number}", "three-several", pid=CHILD + number)
