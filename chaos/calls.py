@@ -133,7 +133,8 @@ def _of_lost(story: Story, call: Call) -> Excuse | None:
         if story.final.get(task_id) not in {"SUCCESS", "REVOKED"} and task_id in story.sent:
             return missing.of_missing(story, task_id)
         task_id = _newer(story, task_id)
-    starts = [run.start for run in story.runs_of(call.task_id) if run.start >= call.asked_at]
+    runs = [run for run in story.runs_of(call.task_id) if run.start >= call.asked_at and story.is_done(run)]
+    starts = [run.start for run in runs]  # until then, a run whose process dies is followed by one that asks again
     is_lost = call.is_merged and story.strikes((RESTART,), call.asked_at, min(starts, default=NEVER))
     return Excuse.DATA_LOST if is_lost else None
 

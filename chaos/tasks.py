@@ -62,10 +62,10 @@ def define_tasks(app: Celery, ledger: Ledger) -> None:
                 end = time.monotonic() + seconds
                 while time.monotonic() < end:
                     time.sleep(STEP)
+                ledger.write({"event": "done", **run, "item": item, "at": time.monotonic()})
             except LockReplaced:
                 ledger.write({"event": "done", **run, "item": item, "at": time.monotonic(), "replaced": True})
                 raise
-            ledger.write({"event": "done", **run, "item": item, "at": time.monotonic()})
         return calls[-1]
 
     @app.task(name="chaos.slow", bind=True, shared=False)

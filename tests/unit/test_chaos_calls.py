@@ -93,6 +93,15 @@ class TestMergedCalls:
         assert (broken() == []) == excused
         assert check(book.ledger).lost_calls[Excuse.DATA_LOST] == int(excused)
 
+    def test_they_excuse_it_also_after_a_run_whose_process_died(self, two, book, broken):
+        two("all")
+        book.gives("a", 3, 4, "1", "2", kind="all", done=False)
+        book.died(4)
+        book.fault(RESTART, 5)
+        book.gives("a", 6, 7, "1", kind="all")
+        assert broken() == []
+        assert check(book.ledger).lost_calls[Excuse.DATA_LOST] == 1
+
     def test_they_excuse_no_call_that_has_a_message_of_its_own(self, book, broken):
         book.sent("a", "all")
         book.call("1", "a", 1, kind="all")
