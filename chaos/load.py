@@ -30,14 +30,16 @@ _KINDS |= {"burst": 3, "three": 3, "several": 3, "rated": 2, "fair": 2, "latest"
 BURST = (3, 6)
 #: The number of keys that more than one may hold at once.
 LIMITED = 2
-#: The number of the keys of kind `several`, two for each message; of kind `rated`; and the number of groups of `fair`.
-SEVERAL, RATED, GROUPS = 3, 1, 3
+#: The number of the keys of kind `several`, two for each message, and of kind `rated`.
+SEVERAL, RATED = 3, 1
+#: A burst of kind `fair` has so many messages of one group, and then one of each of the others, of so many seconds.
+CROWD, GROUPS, SHORT = 9, ("a", "b", "c"), 0.2
 #: A message of kind `several` is so often one of kind `late` that needs one of those keys.
 SINGLE = 0.3
 #: Merged calls come in bursts, with pauses of up to so many seconds.
 APART = 0.3
 #: A body that may be replaced takes so many seconds, at least and at most.
-REPLACED = (0.5, 4.0)
+REPLACED = (1.0, 6.0)
 #: The calls have another key every so many seconds: they are merged into a message that a broker has lost, for an hour.
 SPELL = 8.0
 #: The number of keys of the jobs in each scope: so few that some of their publishes are duplicates.
@@ -122,7 +124,13 @@ class Load(threading.Thread):
                     sent = self._task(name).delay(key, f"{item}.{number}", self._seconds())
                     self._write_down(sent, name)
                 return
-            case "several" | "rated" | "fair":
+            case "fair":
+                first, *others = self._chance.sample(GROUPS, len(GROUPS))
+                for number, group in enumerate([first] * CROWD + others):
+                    sent = self._task(kind).delay("fair", group, f"{item}.{number}", SHORT)
+                    self._write_down(sent, kind, group=group)
+                return
+            case "several" | "rated":
                 for number in range(self._chance.randint(*BURST)):
                     self._send_sharing(kind, f"{item}.{number}")
                 return
@@ -138,7 +146,7 @@ class Load(threading.Thread):
         self._write_down(sent, kind)
 
     def _send_sharing(self, kind: str, item: str) -> None:
-        """Send a message that needs two keys, or has a rate, or belongs to a group."""
+        """Send a message that needs two keys, or has a rate."""
         seconds = self._seconds()
         if kind == "several":
             key, other = (f"both{number}" for number in self._chance.sample(range(SEVERAL), 2))
@@ -146,11 +154,8 @@ class Load(threading.Thread):
                 self._write_down(self._task("late").delay(key, item, seconds), "late")
             else:
                 self._write_down(self._task(kind).delay(key, other, item, seconds), kind)
-        elif kind == "rated":
-            self._write_down(self._task(kind).delay(f"rate{self._chance.randrange(RATED)}", item, seconds), kind)
         else:
-            group = f"{self._chance.randrange(GROUPS)}"
-            self._write_down(self._task(kind).delay("fair", group, item, seconds), kind, group=group)
+            self._write_down(self._task(kind).delay(f"rate{self._chance.randrange(RATED)}", item, seconds), kind)
 
     def _call(self, kind: str, name: str) -> None:
         """Make a call that may be merged into a message that waits."""
