@@ -33,7 +33,7 @@ LIMITED = 2
 #: The number of the keys of kind `several`, two for each message, and of kind `rated`.
 SEVERAL, RATED = 3, 1
 #: A burst of kind `fair` has so many messages of one group, and then one of each of the others, of so many seconds.
-CROWD, GROUPS, SHORT = 9, ("a", "b", "c"), 0.2
+CROWD, GROUPS, SHORT = 12, ("a", "b", "c"), 0.2
 #: A message of kind `several` is so often one of kind `late` that needs one of those keys.
 SINGLE = 0.3
 #: Merged calls come in bursts, with pauses of up to so many seconds.

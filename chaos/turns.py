@@ -85,7 +85,7 @@ def _passed(story: Story, found: Turns, wait: Wait, start: float, had_turns: lis
         if not is_meanwhile or turn.task_id == wait.task_id or not is_later(story, turn, wait):
             continue
         passes += 1
-        if turn.worker == wait.worker or was_full(story, wait, turn.earliest - AT_ONCE, turn.latest + AT_ONCE) is None:
+        if not _is_excused(story, wait, turn):
             lines = [*story.about(wait.task_id), *story.about(turn.task_id)]
             found.broken.append(
                 (Promise.ORDER, f"one who waited for {wait.key} was passed by one published later", lines)
@@ -99,14 +99,23 @@ def _passed(story: Story, found: Turns, wait: Wait, start: float, had_turns: lis
 
 
 def _outrun(story: Story, found: Turns, wait: Wait, start: float, had_turns: list[Turn]) -> None:
-    """Groups that had more turns than that of one who waited meanwhile, in a worker with a free slot."""
+    """A group that had more turns than that of one who waited meanwhile, but for those when its worker had no slot."""
     own, end = _group(story, wait.task_id), min(wait.end, story.end)
-    meanwhile = [turn for turn in had_turns if start <= turn.earliest and turn.latest < end]
-    turns = Counter(_group(story, turn.task_id) for turn in meanwhile)
+    turns: Counter[str] = Counter()
+    for turn in had_turns:
+        if start <= turn.earliest and turn.latest < end:
+            group = _group(story, turn.task_id)
+            turns[group] += group == own or not _is_excused(story, wait, turn)
     group, most = max(turns.items(), key=lambda one: one[1], default=("", 0))
-    if most > turns[own] + MOST_AHEAD and was_full(story, wait, start, end) is None:
+    if most > turns[own] + MOST_AHEAD:
         what = f"group {group} had {most} turns while a message of group {own} waited, which had {turns[own]}"
         found.broken.append((Promise.FAIR, what, story.about(wait.task_id)))
+
+
+def _is_excused(story: Story, wait: Wait, turn: Turn) -> bool:
+    """Whether a turn went to another worker because that of the one who waits had no free slot."""
+    full = was_full(story, wait, turn.earliest - AT_ONCE, turn.latest + AT_ONCE)
+    return turn.worker != wait.worker and full is not None
 
 
 def _group(story: Story, task_id: str) -> str:

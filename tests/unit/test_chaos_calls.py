@@ -336,15 +336,16 @@ class TestFairTurns:
         self._take_turns(book, "hhghhghhghg")
         assert broken() == []
 
-    def test_it_may_have_any_number_where_the_worker_of_the_other_is_full(self, book, broken):
-        self._take_turns(book, "hhhhhhhh")
-        book.full(5, key="fair")
-        assert broken() == []
+    @pytest.mark.parametrize(("worker", "at", "excused"), [(OTHER, 6, True), (MAIN, 6, False), (OTHER, 0, False)])
+    def test_the_worker_of_the_other_excuses_it_where_it_was_full(self, book, broken, worker, at, excused):
+        self._take_turns(book, "hhhhh", worker=worker)
+        book.full(at, key="fair")
+        assert (broken() == []) == excused
 
-    def _take_turns(self, book, groups):
+    def _take_turns(self, book, groups, worker=MAIN):
         """One message of each of these groups runs, one second after the other, while one of group g waits."""
         for number, group in enumerate(groups):
-            self._in_group(book, group, 1 + number / 100, 2 + number)
+            self._in_group(book, group, 1 + number / 100, 2 + number, worker=worker)
         self._in_group(book, "g", 1.5, 2 + len(groups))
 
     @staticmethod
