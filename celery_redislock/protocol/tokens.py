@@ -172,7 +172,7 @@ class Token(str):
         return self._fields
 
 
-def mint(nonce: str, attempt: Attempt | str | None, origin: str, state: str = RUNS) -> Token:
+def mint(nonce: str, attempt: Attempt | str | None, origin: str, state: str = RUNS, asks: int = 0) -> Token:
     """Mint a token for an execution, a reservation or a `Lock`.
 
     Args:
@@ -181,8 +181,10 @@ def mint(nonce: str, attempt: Attempt | str | None, origin: str, state: str = RU
         origin: The host and the task's name, from `origin`. Callers make it once, not for each run.
         state: `RESERVED` if the key is reserved for a message, which carries the nonce as its claim; `SENDING` until
             its publisher has sent the message; `SPENT` if it is granted by a rate.
+        asks: How many times the owner has asked before. It adds as many milliseconds to the time: each ask needs a
+            token of its own, even if the clock stands still.
     """
-    text = f"{state}{nonce} {attempt or NOTHING} {int(time.time() * 1000)} {origin}"
+    text = f"{state}{nonce} {attempt or NOTHING} {int(time.time() * 1000) + asks} {origin}"
     return Token(text, text.encode(), nonce, f"{_SAME_OWNER.get(state, state)}{nonce}".encode())
 
 

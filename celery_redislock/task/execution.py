@@ -388,11 +388,11 @@ class Execution:
     def _note(self, key: str) -> str:
         return keys_of(key).note(self._attempt)
 
-    def _mint(self) -> Token:
+    def _mint(self, asks: int = 0) -> Token:
         state = tokens.SPENT if self.message.demand.spent else tokens.RUNS
         host = self.request.hostname  # without an "@" in a worker of `celery.contrib.testing`
         host = host if self.message.request.is_eager or "@" in str(host) else f"celery@{host}"
-        return tokens.mint(self.message.delivery.nonce, self._attempt, self.plan.origin(host), state)
+        return tokens.mint(self.message.delivery.nonce, self._attempt, self.plan.origin(host), state, asks)
 
 
 def delivered(task: Task[..., Any], plan: LockPlan, request: Context) -> Message:

@@ -96,8 +96,8 @@ class WorkerExecution(Execution):
             if answer is None:
                 # Note the key before sending the command, because this process may die as soon as the key is granted.
                 ASKED_KEYS.asks(self.message.delivery.nonce, lock.key)
-                while lock.hold.phase is Phase.IN_DOUBT:  # a token tells milliseconds: at first it may be the same
-                    lock.hold = lock.hold.minted(self._mint())
+                while lock.hold.phase is Phase.IN_DOUBT:  # again only if the clock was set back by just that much
+                    lock.hold = lock.hold.minted(self._mint(lock.hold.asks))
                 try:
                     answer = self._server.store.acquire(lock, lock.lease, note, fence=fence, numbered=numbered)
                 except LockUnavailable as error:
