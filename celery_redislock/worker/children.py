@@ -198,23 +198,24 @@ def is_dead(pid: int) -> bool:
 def release_of_dead(run: Run) -> None:
     """Release the key that a dead child held for `run`, and a reservation that the child did not use.
 
-    If Redis does not answer, the keeper does so later.
+    If Redis does not answer, the keeper does so later. Of several keys, each is released by itself: they may be on
+    different nodes of a Cluster, one of which does not answer.
     """
-    server, options = server_of(run.plan.app), run.options
-    release = partial(_release, run=run, holds=run.holds, reserved=run.reserved)
-    try:
-        release(server.store)
-    except LockUnavailable as error:
-        logger.warning(
-            "%s: its process died, and its lock or reservation could not be released: %s; the worker keeps trying "
-            "until it expires",
-            *(run.name, error),
-            extra=run.fields("died", error.key),
-        )
-        ttl = options.lease if run.reservation is None else max(options.lease, options.queue_ttl)
-        server.keeper.later(error.key, time.monotonic() + ttl, release)
-    finally:
-        ASKED_KEYS.forget(run.nonce)  # now that the next attempt knows the key, if there is one
+    server, options, holds, reserved = server_of(run.plan.app), run.options, run.holds, run.reserved
+    for part in [(one,) for one in holds] if run.next is None and reserved is None else [holds]:
+        release = partial(_release, run=run, holds=part, reserved=reserved)
+        try:
+            release(server.store)
+        except LockUnavailable as error:
+            logger.warning(
+                "%s: its process died, and its lock or reservation could not be released: %s; the worker keeps trying "
+                "until it expires",
+                *(run.name, error),
+                extra=run.fields("died", error.key),
+            )
+            ttl = options.lease if run.reservation is None else max(options.lease, options.queue_ttl)
+            server.keeper.later(error.key, time.monotonic() + ttl, release)
+    ASKED_KEYS.forget(run.nonce)  # now that the next attempt knows the key, if there is one
 
 
 def _release(store: LockStore, run: Run, holds: tuple[Hold, ...], reserved: Hold | None) -> None:

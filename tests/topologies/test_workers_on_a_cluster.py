@@ -125,3 +125,22 @@ def test_a_transfer_waits_for_the_node_of_one_account_and_leaves_the_other_accou
     assert [one.get(timeout=30) for one in (runs, waits)] == ["runs", "waits"]
     assert ledger.overlaps() == []
     assert ledger.losses() == []
+
+
+def test_of_a_run_whose_process_has_died_the_keys_on_the_other_nodes_are_free_at_once(
+    nodes, tasks, start_worker, ledger, gate
+):
+    away, here = nodes.primaries[:2]
+    first = min(keys_on(nodes, tasks.account_only, away, 5), key=str)  # it is asked for first
+    last = max(keys_on(nodes, tasks.account_only, here, 5), key=str)
+    assert str(first) < str(last)
+    worker = start_worker(1)
+    tasks.transfer.delay(first, last, "runs", gate)
+    wait_until(lambda: "runs" in ledger.items(), "it runs")
+    away.kill()
+    try:
+        worker.kill_child()
+        wait_until(lambda: here.held() == [], "its key on the other node is free", 15)
+    finally:
+        away.restart()
+        wait_until(nodes.is_up, "it is back")
