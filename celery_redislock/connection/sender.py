@@ -105,7 +105,7 @@ class Sender:
             if isinstance(error, RedisError):
                 self.outage_of(key).failed(command.script, error)
             if undo is not None:
-                self._take_back(undo(), is_lost=is_lost or not isinstance(error, REFUSALS))
+                self.take_back(undo(), is_lost=is_lost or not isinstance(error, REFUSALS))
             if isinstance(error, RedisError):
                 raise LockUnavailable(key, describe(error)) from error
             raise
@@ -130,7 +130,7 @@ class Sender:
             return self._transport.ask_all(commands), sent_at
         except BaseException as error:
             for command in undo():
-                self._take_back(command, is_lost=not isinstance(error, REFUSALS))
+                self.take_back(command, is_lost=not isinstance(error, REFUSALS))
             if isinstance(error, RedisError):
                 raise LockUnavailable(commands[0].keys[0], describe(error)) from error
             raise
@@ -153,7 +153,7 @@ class Sender:
             return False
         return True
 
-    def _take_back(self, undo: Command, *, is_lost: bool) -> None:
+    def take_back(self, undo: Command, *, is_lost: bool) -> None:
         """Send `undo` now, or else later if a reply `is_lost`: otherwise, the server has refused what it would undo.
 
         With a wrong password or certificate it has never answered, and would be asked again and again for nothing.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from operator import methodcaller
 from typing import Literal, Self
 
 from celery_redislock.connection.store import LockStore
@@ -162,7 +163,7 @@ class Lock(Handle):
         held = HeldLock(server.store, self._hold(), self.timeout or math.inf)
         try:
             conflict = server.take(held, timeout, poll=poll, fence=self._fence)
-            while conflict is None and token is not None and not _choose_token(server.store, held, token):
+            while conflict is None and token is not None and not _choose_token(server, held, token):
                 conflict = server.take(held, timeout, poll=poll, fence=self._fence)  # it was lost before that
             return conflict or self._keep(server, held)
         except LockUnavailable:  # the store has already tried to undo the acquire
@@ -185,7 +186,7 @@ class Lock(Handle):
         return LockServer.behind(self.redis).store.look(self.demand)
 
 
-def _choose_token(store: LockStore, held: HeldLock, token: Token) -> bool:
+def _choose_token(server: LockServer, held: HeldLock, token: Token) -> bool:
     """Have the key of `held` hold `token`, which the caller of a `Lock` chose, in place of the minted one.
 
     The key is acquired with a minted token first. Another caller may choose the same `token`, so if a reply is lost,
@@ -197,15 +198,15 @@ def _choose_token(store: LockStore, held: HeldLock, token: Token) -> bool:
     Raises:
         LockUnavailable: Redis did not answer, or refused the command; the lock is not held.
     """
-    sent_at = time.monotonic()
+    store, sent_at = server.store, time.monotonic()
     try:
         reply, _, _ = store.ask(commands.release(held.demand, held.token.owner, keeps=(token, held.lease)))
         if reply[0] != Tag.REPLACED and not _has_stored(store, held, token):
             return False
     except BaseException:
-        store.undo(held.hold.undo())
-        if held.remaining > 0:
-            store.undo(held.hold.renamed(token).undo())
+        for undo in (held.hold.undo(), held.hold.renamed(token).undo()):
+            if held.remaining > 0 and not store.undo(undo):  # after that, `token` may be another caller's
+                server.keeper.later(held.key, held.deadline, methodcaller("send", undo))
         raise
     held.hold = held.hold.renamed(token)
     held.start_lease(sent_at)

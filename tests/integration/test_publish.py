@@ -237,6 +237,23 @@ class TestTheKeyOfAMessage:
             task.delay("k")
         assert locks.client.keys() == []
 
+    def test_of_a_failed_publish_is_free_once_the_lock_server_answers_again(
+        self, lock_proxy, tasks, locks, monkeypatch
+    ):
+        """As where one server is the broker and the lock server: both are away."""
+
+        def fail(*args, **kwargs):
+            lock_proxy.refuse()
+            refuse_to_send()
+
+        monkeypatch.setattr(tasks.job.app, "send_task", fail)
+        with pytest.raises(OperationalError):
+            tasks.job.delay("k")
+        (key,) = locks.client.keys()
+        locks.client.persist(key)
+        lock_proxy.mend()
+        wait_until(lambda: locks.client.keys() == [], "the key is free")
+
     def test_is_free_where_a_publish_is_interrupted(self, tasks, locks, monkeypatch):
         def interrupted(*args, **kwargs):
             raise KeyboardInterrupt

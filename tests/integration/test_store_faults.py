@@ -394,6 +394,23 @@ class TestATokenOfTheCallersOwn:
         assert client.get(KEY) is None
         assert lock.acquire(token=MINE, blocking=False)
 
+    @pytest.mark.parametrize("has_it", [True, False], ids=["that the key has", "that the key does not have yet"])
+    def test_leaves_no_key_once_redis_answers_again(self, store, client, lose, lock_proxy, thread, has_it):
+        """Not even the first undo has reached Redis."""
+        with redis.Redis.from_url(lock_proxy.url, socket_timeout=5) as behind:
+            lock = Lock(behind, KEY, timeout=600)
+            fault = (
+                lose(RELEASE, hang=True) if has_it else lock_proxy.hold(b"EVALSHA", RELEASE.sha.encode(), before=True)
+            )
+            outcome = thread(lock.acquire, token=MINE)
+            fault.wait()
+            lock_proxy.refuse()
+            with pytest.raises(LockUnavailable):
+                outcome.result()
+            assert (client.get(KEY) == MINE.encode()) == has_it
+            lock_proxy.mend()
+            wait_until(lambda: not client.exists(KEY), "the key is free")
+
     def test_leaves_another_alone_that_has_an_equal_one(self, lock, client, lose):
         client.set(KEY, MINE)
         fault = lose(ACQUIRE)
