@@ -127,13 +127,14 @@ class Sender:
                 raise LockUnavailable(command.keys[0], reason)
         sent_at = time.monotonic()
         try:
-            return self._transport.ask_all(commands), sent_at
+            replies, self._answered = self._transport.ask_all(commands), True
         except BaseException as error:
             for command in undo():
                 self.take_back(command, is_lost=not isinstance(error, REFUSALS))
             if isinstance(error, RedisError):
                 raise LockUnavailable(commands[0].keys[0], describe(error)) from error
             raise
+        return replies, sent_at
 
     def ask_once(self, command: Command) -> Reply:
         """Send `command` once.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 from celery import states
@@ -14,7 +15,7 @@ from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.scripts import ACQUIRE, RELEASE
 from tests.lab.servers import wait_until
 
-A = "redislock:{a}"
+A, B = "redislock:{a}", "redislock:{b}"
 
 
 def test_the_late_undo_frees_nothing_that_the_run_was_granted_since(app, lock_proxy, locks, deliver, monkeypatch):
@@ -40,3 +41,35 @@ def test_the_late_undo_frees_nothing_that_the_run_was_granted_since(app, lock_pr
         return locks.client.exists(A)
 
     assert deliver(app, both.name) == (states.SUCCESS, 1)
+
+
+def test_what_it_was_granted_is_taken_back_later_also_if_all_that_was_answered_before_was_a_refusal(
+    app, lock_proxy, locks, deliver
+):
+    for script in (ACQUIRE, RELEASE):
+        locks.client.script_load(script.text)
+
+    @app.task(
+        base=LockedTask,
+        shared=False,
+        ignore_result=True,
+        lock_key=["a", "b"],
+        lock_lease=600,
+        lock_on_conflict="raise",
+        lock_on_outage="raise",
+    )
+    def both(): ...
+
+    for key in (A, B):
+        locks.client.set(key, "another's")
+    assert deliver(app, both.name)[0] == states.FAILURE
+    locks.client.delete(A, B)
+    lost = lock_proxy.drop_reply(to=b"EVALSHA", where=ACQUIRE.sha.encode(), hang=True)
+    with ThreadPoolExecutor(1) as threads:
+        second = threads.submit(deliver, app, both.name)
+        lost.wait()
+        lock_proxy.refuse()
+        assert second.result()[0] == states.FAILURE
+    assert locks.client.exists(A, B)
+    lock_proxy.mend()
+    wait_until(lambda: not locks.client.exists(A, B), "the keys are free")
