@@ -146,20 +146,25 @@ class Sender:
         self.outage_of(command.keys[0]).answered(command.script)
         return reply
 
-    def undo(self, command: Command) -> bool:
-        """Send, once, a command that takes back what may have been granted; return whether the server has run it."""
+    def undo(self, command: Command) -> RedisError | None:
+        """Send, once, a command that takes back what may have been granted; return the error if that fails."""
         try:
             self.ask_once(command)
-        except RedisError:
-            return False
-        return True
+        except RedisError as error:
+            return error
+        return None
 
     def take_back(self, undo: Command, *, is_lost: bool) -> None:
-        """Send `undo` now, or else later if a reply `is_lost`: otherwise, the server has refused what it would undo.
+        """Send `undo` now. If that fails, send it later, unless the server has refused it and what it would undo.
 
         With a wrong password or certificate it has never answered, and would be asked again and again for nothing.
+
+        Args:
+            undo: The command.
+            is_lost: Whether the reply to what it undoes is lost.
         """
-        if not self.undo(undo) and self.later is not None and self._answered and is_lost:
+        error = self.undo(undo)
+        if error and self.later is not None and self._answered and (is_lost or not isinstance(error, REFUSALS)):
             self.later(undo)
 
     def is_done(self, command: Command) -> bool:

@@ -166,12 +166,10 @@ class Lock(Handle):
             while conflict is None and token is not None and not _choose_token(server, held, token):
                 conflict = server.take(held, timeout, poll=poll, fence=self._fence)  # it was lost before that
             return conflict or self._keep(server, held)
-        except LockUnavailable:  # the store has already tried to undo the acquire
-            raise
         except BaseException:
             server.keeper.remove(held)
             if held.hold.may_be_held:  # nothing else would release the key
-                server.store.undo(held.hold.undo())
+                server.store.sender.take_back(held.hold.undo(), is_lost=True)
             raise
 
     def _extend(self, held: HeldLock, ttl: float | None) -> Literal[True]:
@@ -204,9 +202,10 @@ def _choose_token(server: LockServer, held: HeldLock, token: Token) -> bool:
         if reply[0] != Tag.REPLACED and not _has_stored(store, held, token):
             return False
     except BaseException:
-        for undo in (held.hold.undo(), held.hold.renamed(token).undo()):
-            if held.remaining > 0 and not store.undo(undo):  # after that, `token` may be another caller's
+        for undo in (held.hold.undo(), held.hold.renamed(token).undo()):  # in this order: the exchange may come late
+            if held.remaining > 0 and store.undo(undo):  # after that, `token` may be another caller's
                 server.keeper.later(held.key, held.deadline, methodcaller("send", undo))
+        held.hold = held.hold.over()
         raise
     held.hold = held.hold.renamed(token)
     held.start_lease(sent_at)

@@ -43,6 +43,27 @@ def test_the_late_undo_frees_nothing_that_the_run_was_granted_since(app, lock_pr
     assert deliver(app, both.name) == (states.SUCCESS, 1)
 
 
+def test_a_key_that_it_was_granted_while_another_was_refused_is_taken_back_later_if_the_undo_is_lost(
+    app, lock_proxy, locks, deliver
+):
+    for script in (ACQUIRE, RELEASE):
+        locks.client.script_load(script.text)
+    server_of(app).store.look(Demand(B))  # it has answered once
+    locks.client.rpush(A, "a list")
+    undo = lock_proxy.drop_command(
+        b"EVALSHA", RELEASE.sha.encode() + b"\r\n$1\r\n2\r\n$%d\r\n%s\r\n" % (len(B), B.encode())
+    )
+
+    @app.task(
+        base=LockedTask, shared=False, ignore_result=True, lock_key=["a", "b"], lock_lease=600, lock_on_outage="raise"
+    )
+    def both(): ...
+
+    assert deliver(app, both.name)[0] == states.FAILURE
+    assert undo.struck
+    wait_until(lambda: not locks.client.exists(B), "the key is free")
+
+
 def test_what_it_was_granted_is_taken_back_later_also_if_all_that_was_answered_before_was_a_refusal(
     app, lock_proxy, locks, deliver
 ):
