@@ -411,6 +411,7 @@ class Room:
         elif now > keeping.no_slot_since + KEPT_WITHOUT_SLOT:
             waiter.lost_at = now  # type: ignore[misc] # as for `number`
             self._let_go()
+            self._lines.within(self._lines.of(waiter.demand), 0.0)  # called to all, it stands in no line
         else:
             keeping.no_slot_since = min(now, keeping.no_slot_since)
 
