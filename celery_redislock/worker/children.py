@@ -26,7 +26,7 @@ from celery_redislock.protocol.tokens import RESERVED, call_at, known_by
 from celery_redislock.task.lost import NextAttempt
 from celery_redislock.task.plan import LockPlan
 
-from .worker_port import children_of
+from .worker_port import children_of, listed
 
 logger = logging.getLogger(__name__)
 
@@ -128,9 +128,8 @@ class Children:
         Celery may take five seconds to replace a dead child. Until it notices the death, it counts the child's run as
         active, which takes a slot: such a child counts as alive here, so that it does not cost two.
         """
-        busy = {request.worker_pid for request in set(state.active_requests)}
-        pids = [child.pid for child in children_of(pool)]  # a process has no pid before it starts
-        pids = [pid for pid in pids if pid is not None and pid not in self._condemned]
+        busy = {request.worker_pid for request in listed(state.active_requests)}
+        pids = {child.pid for child in children_of(pool)} - self._condemned - {None}  # without a pid until it starts
         return sum(pid in busy or not is_dead(pid) for pid in pids)
 
     def keep_reservation(self, pid: Any, nonce: str) -> None:

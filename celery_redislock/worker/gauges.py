@@ -16,6 +16,7 @@ from celery_redislock.task.locked_task import LockedTask
 from .children import run_of
 from .remote_control import lines_in
 from .waiting import waiting_room_of
+from .worker_port import listed
 
 
 class Gauges(NamedTuple):
@@ -41,9 +42,8 @@ def gauges_of(app: Any) -> dict[str, Gauges]:
         one = found[task]
         oldest = max(one.oldest_wait_seconds, now - first / 1e6)
         found[task] = one._replace(waiting=one.waiting + number, oldest_wait_seconds=oldest)
-    for request in set(state.active_requests):
-        run = run_of(request)
-        if run is not None and run.holds and run.options.rate is None and request.time_start:
+    for request in listed(state.active_requests):
+        if (run := run_of(request)) is not None and run.holds and run.options.rate is None and request.time_start:
             one = found[run.plan.task]
             longest = max(one.longest_hold_seconds, now - request.time_start)
             found[run.plan.task] = one._replace(longest_hold_seconds=longest)

@@ -31,7 +31,7 @@ from .children import Run, is_dead, run_of
 from .lock_events import lock_events_of
 from .waiting import waiting_room_of
 from .waiting_message import WaitingMessage
-from .worker_port import limited_requests
+from .worker_port import limited_requests, listed
 
 logger = logging.getLogger(__name__)
 
@@ -173,10 +173,10 @@ def redislock_drop(state: Any, key: str, spared: Sequence[str] = (), **_: Any) -
 
 def _requests(consumer: Any) -> Iterator[tuple[str, Request]]:
     """Yield the state and the request of each message in this worker that does not wait for a lock."""
-    active = set(worker.active_requests)
+    active = set(listed(worker.active_requests))
     for request in active:  # Celery may count the run of a dead child as active for another ten seconds
         yield "dead" if request.worker_pid and is_dead(request.worker_pid) else "running", request
-    yield from (("reserved", request) for request in set(worker.reserved_requests) - active)
+    yield from (("reserved", request) for request in set(listed(worker.reserved_requests)) - active)
     for entry in list(consumer.timer.schedule.queue):
         request = next(iter(getattr(entry.entry, "args", None) or ()), None)
         if isinstance(request, Request):
@@ -193,7 +193,7 @@ def _waits(one: WaitingMessage, hostname: str) -> dict[str, Any]:
 
 def _held(hostname: str, waiting: Counter[str]) -> Iterator[dict[str, Any]]:
     """Yield the locks of accepted runs, except runs that hold nothing according to the lock server."""
-    given = [run_of(request) for request in set(worker.active_requests)]
+    given = [run_of(request) for request in listed(worker.active_requests)]
     runs = [(run, hold.demand) for run in given if run is not None for hold in run.holds]
     answers: dict[tuple[str, str], LockInfo | None] = {
         (run.nonce, demand.key): LockInfo(demand.key, run.task_id, run.plan.task, hostname, None, None, "unknown")

@@ -246,6 +246,15 @@ def wrap_soft_shutdown(worker: Any, wrap: Callable[[Callable[[], None]], None]) 
     worker.wait_for_soft_shutdown = lambda: wrap(wait)
 
 
+def listed(requests: Any) -> list[Any]:
+    """The requests in one of Celery's sets of them.
+
+    These are WeakSets. To iterate over one fails if another thread adds a request meanwhile, but its set of references
+    is copied in one step.
+    """
+    return [request for ref in requests.data.copy() if (request := ref()) is not None]
+
+
 def task_ready(request: Request) -> None:
     """Celery's own `task_ready`, except that another request with the same id can still be found and terminated."""
     other = state.requests.get(request.id)
@@ -261,9 +270,7 @@ def find_again(ended: Request, other: Request | None) -> None:
         other: The request that Celery found before. It may be `ended` itself, if that replaced a running one.
     """
     if other is None or other is ended:
-        active: Any = state.active_requests
-        # Not the WeakSet itself, which pool threads may change during iteration, but a copy of its set of references.
-        requests = [ref() for ref in tuple(active.data)]
-        other = next((one for one in requests if one is not None and one is not ended and one.id == ended.id), None)
+        requests = listed(state.active_requests)
+        other = next((one for one in requests if one is not ended and one.id == ended.id), None)
     if other is not None:
         state.requests.setdefault(ended.id, other)

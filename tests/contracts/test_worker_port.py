@@ -229,6 +229,37 @@ def test_a_token_that_is_given_back_is_there_and_the_next_message_has_it():
 # A request.
 
 
+def test_requests_are_listed_while_another_thread_adds_one():
+    """Here it is added as each request is hashed, which `set` does while it goes over them."""
+
+    class Adds:
+        is_read = False
+
+        def __hash__(self):
+            if Adds.is_read:
+                Adds.is_read = False
+                more.append(Adds())
+                state.active_requests.add(more[-1])
+                Adds.is_read = True
+            return id(self)
+
+        def __eq__(self, other):
+            return self is other
+
+    more: list[Any] = []
+    requests = [Adds() for _ in range(3)]
+    state.active_requests.update(requests)
+    Adds.is_read = True
+    try:
+        with pytest.raises(RuntimeError, match="changed size"):
+            set(state.active_requests)
+        seen = worker_port.listed(state.active_requests)
+    finally:
+        Adds.is_read = False
+        state.active_requests.difference_update([*requests, *more])
+    assert all(one in seen for one in requests)
+
+
 def test_a_request_tells_how_its_task_sees_it_and_whether_it_was_revoked_or_cancelled(app):
     request = request_of(app)
     assert worker_port.context_of(request).id == request.id
