@@ -186,10 +186,11 @@ def is_dead(pid: int) -> bool:
     try:
         with suppress(AttributeError, ChildProcessError):  # see `wait_for_end`; or the pool has already reaped it
             return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        with suppress(PermissionError, OverflowError):  # another user's process; a greenlet, in a pool without children
-            os.kill(pid, 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
         return True
+    except (PermissionError, OverflowError):
+        pass  # the process of another user; the id of a greenlet, in a pool without children
     return False
 
 
