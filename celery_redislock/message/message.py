@@ -41,14 +41,15 @@ class Message:
             or was requeued.
     """
 
+    demand = Demand("")
+    wants: tuple[Demand, ...] = ()
+    was_sent_back = False
+
     def __init__(self, task: Task[..., Any], broker: Broker, request: Context, options: LockOptions) -> None:
         self.task = task
         self._broker = broker
         self.request = request
         self.options = options
-        self.demand = Demand("")
-        self.wants: tuple[Demand, ...] = ()
-        self.was_sent_back = False
         header = getattr(request, HEADER, None)
         self.header = NO_HEADER if header is None else Header.read(header)
         self.attempt = Attempt(

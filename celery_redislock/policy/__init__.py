@@ -22,6 +22,10 @@ from celery_redislock.protocol.names import Demand
 #: its message was rejected or requeued, its body raised SystemExit or its process died: the message must run again.
 OVER = frozenset({states.SUCCESS, states.FAILURE, states.RETRY, states.IGNORED})
 
+#: Whether an attempt that ended with this state is over, so that its release leaves a note for copies of its message.
+#: The state is None if the run was cut short, so that its outcome is unknown.
+leaves_note: Callable[[str | None], bool] = OVER.__contains__
+
 
 class Reason(Enum):
     """Why a policy has ended a run. Each policy's file has its own reasons, a row each for the main process.
@@ -100,14 +104,6 @@ class Ended(Ignore):
 def waiting_policy(options: LockOptions) -> str:
     """The policy that log lines name for a run that waits for its turn."""
     return options.on_conflict if options.on_conflict in {"join", "replace"} else "wait"
-
-
-def leaves_note(state: str | None) -> bool:
-    """Whether an attempt that ended with `state` is over, so that its release leaves a note for copies of its message.
-
-    `state` is None if the run was cut short, so that its outcome is unknown.
-    """
-    return state in OVER
 
 
 def may_be_handed_a_key(retries: int | None, options: LockOptions) -> bool:

@@ -136,7 +136,8 @@ def release(
         options, keys = f"{options}g", (*keys, gone[0])
         if gone[1] is not None:
             options, values = f"{options}G", (*values, _ms(gone[1]))
-    options, keys = options + "pwa"[: len(places)], keys + places
+    if places:
+        options, keys = options + "pwa"[: len(places)], keys + places
     if note is not None and note.given is not None:
         options, keys = f"{options}a", (*keys, note.given)
     if keeps is not None:

@@ -35,10 +35,12 @@ class Phase(Enum):
     OVER = "over"
 
 
+#: The phases by their own names: until Python 3.12, `Phase.HELD` takes ten times as long as `HELD`.
+WANTED, ASKED, IN_DOUBT, WAITING, HELD, ENDING, OVER = Phase
 #: Makes a hold from the values of all its fields. The class itself takes twice as long, and `_replace` four times.
 _made = tuple.__new__
 #: The phases in which the key may hold the owner's token.
-_MAY_BE_HELD = (Phase.HELD, Phase.ENDING, Phase.ASKED)
+_MAY_BE_HELD = (HELD, ENDING, ASKED)
 #: The tags by which a script grants the key, or the place in its queue.
 _GRANTS = (Tag.GRANTED, Tag.QUEUED)
 
@@ -54,7 +56,7 @@ class _Hold(NamedTuple):
     """If the owner was called: what the key holds until the owner has asked for it."""
     places: tuple[str, ...] = ()
     """If the owner is a publish: the keys that it may get too, of the place in the queue and of its job's window."""
-    phase: Phase = Phase.WANTED
+    phase: Phase = WANTED
     asks: int = 0
     """How many times the owner has asked: the id of the last command, by which its reply is recognized."""
     heir: tuple[Token, float] | None = None
@@ -87,28 +89,28 @@ class Hold(_Hold):
             RuntimeError: The hold is in doubt: without a new token, a release that is still on its way would end what
                 is granted now.
         """
-        if self.phase is Phase.IN_DOUBT:
+        if self.phase is IN_DOUBT:
             raise RuntimeError(f"{self.demand.key}: a hold in doubt needs a new token before it asks again")
         demand, token, claim, call, places, _, asks, _, _, _ = self
-        return _made(type(self), (demand, token, claim, call, places, Phase.ASKED, asks + 1, None, 0.0, None))
+        return _made(type(self), (demand, token, claim, call, places, ASKED, asks + 1, None, 0.0, None))
 
     def answered(self, asks: int, tag: Tag | bytes) -> Self:
         """Command number `asks` was answered. Only a reply to the last command changes anything."""
-        if asks != self.asks or self.phase is not Phase.ASKED:
+        if asks != self.asks or self.phase is not ASKED:
             return self
         if tag in _GRANTS:
             demand, token, _, _, places, _, _, _, _, _ = self
-            return _made(type(self), (demand, token, None, None, places, Phase.HELD, asks, None, 0.0, None))
-        return self._replace(phase=Phase.WAITING, call=None)  # the call is used up: another owner has the key
+            return _made(type(self), (demand, token, None, None, places, HELD, asks, None, 0.0, None))
+        return self._replace(phase=WAITING, call=None)  # the call is used up: another owner has the key
 
     def doubted(self, asks: int) -> Self:
         """Command number `asks` got no reply, and `undo` was sent."""
-        return self._replace(phase=Phase.IN_DOUBT) if asks == self.asks and self.phase is Phase.ASKED else self
+        return self._replace(phase=IN_DOUBT) if asks == self.asks and self.phase is ASKED else self
 
     def minted(self, token: Token) -> Self:
         """After a doubt, the owner asks with another token from now on. With the same one, it stays in doubt."""
-        is_new = self.phase is Phase.IN_DOUBT and token != self.token
-        return self._replace(token=token, phase=Phase.WANTED) if is_new else self
+        is_new = self.phase is IN_DOUBT and token != self.token
+        return self._replace(token=token, phase=WANTED) if is_new else self
 
     def renamed(self, token: Token) -> Self:
         """The held key now holds `token`, which the caller of a `Lock` has chosen."""
@@ -127,11 +129,11 @@ class Hold(_Hold):
         if self.phase not in _MAY_BE_HELD:
             return self
         demand, token, claim, call, places, _, asks, heir, _, _ = self
-        return _made(type(self), (demand, token, claim, call, places, Phase.ENDING, asks, heir, cooldown, note))
+        return _made(type(self), (demand, token, claim, call, places, ENDING, asks, heir, cooldown, note))
 
     def released_for_now(self) -> Self:
         """`undo` has released the key, and the owner will ask again."""
-        return self._replace(phase=Phase.IN_DOUBT) if self.may_be_held else self
+        return self._replace(phase=IN_DOUBT) if self.may_be_held else self
 
     def unclaimed(self) -> Self:
         """The reservation was given up."""
@@ -140,7 +142,7 @@ class Hold(_Hold):
     def over(self) -> Self:
         """Nothing is left to do: the owner is gone, or the key belongs to the process that forked this one."""
         demand, token, *_ = self
-        return _made(type(self), (demand, token, None, None, (), Phase.OVER, 0, None, 0.0, None))
+        return _made(type(self), (demand, token, None, None, (), OVER, 0, None, 0.0, None))
 
     # What is sent.
 

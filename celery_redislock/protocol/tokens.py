@@ -97,7 +97,7 @@ class Token(str):
     _fields: _Fields | None
 
     def __new__(cls, text: str, value: bytes, nonce: str, owner: bytes) -> Self:  # noqa: D102
-        token = super().__new__(cls, text)
+        token = str.__new__(cls, text)
         token.value, token.nonce, token.owner = value, nonce, owner
         token._fields = None
         return token

@@ -30,7 +30,7 @@ from celery_redislock.message.message import Message
 from celery_redislock.policy import leaves_note
 from celery_redislock.policy.join import Outcome
 from celery_redislock.protocol import tokens
-from celery_redislock.protocol.hold import Hold, Phase
+from celery_redislock.protocol.hold import ENDING, HELD, IN_DOUBT, OVER, Hold
 from celery_redislock.protocol.names import Demand, keys_of
 from celery_redislock.protocol.replies import Granted
 from celery_redislock.protocol.scripts import Claim, Note, Numbered
@@ -72,6 +72,12 @@ class Execution:
         number: The number of the call that the run is for; 0 if it has none.
     """
 
+    held: HeldLock | None = None
+    parts: tuple[HeldLock, ...] = ()
+    joined: Outcome | None = None
+    #: The keys of `lock_also` among `parts`.
+    _also: Set[str] = frozenset()
+
     def __init__(self, plan: LockPlan, message: Message) -> None:
         self.task = message.task
         self.plan = plan
@@ -79,14 +85,9 @@ class Execution:
         self.message = message
         #: The message's attempt as text, for the token and the note.
         self._attempt = str(self.message.attempt)
-        self.held: HeldLock | None = None
-        self.parts: tuple[HeldLock, ...] = ()
-        #: The keys of `lock_also` among them.
-        self._also: Set[str] = frozenset()
         #: Whether a newer call may ask the run to stop: in a worker, whatever its own call says about conflicts.
         self._is_replaceable = plan.options.on_conflict == "replace" and not message.request.is_eager
         self.abort = Abort() if plan.options.on_lost == "abort" or self._is_replaceable else None
-        self.joined: Outcome | None = None
         self.number = message.header.number
         self._server = server_of(plan.app)
 
@@ -94,7 +95,7 @@ class Execution:
     def lock(self) -> HeldLock | None:
         """The lock while it is held; None before and after that."""
         held = self.held
-        return held if held is not None and held.hold.phase is Phase.HELD else None
+        return held if held is not None and held.hold.phase is HELD else None
 
     @property
     def key(self) -> str:
@@ -117,7 +118,7 @@ class Execution:
                 is_also = part.key in self._also and options.on_conflict != "wait"
                 self.message.options = replace(options, on_conflict="wait") if is_also else options
                 self.acquire(part, answers.get(part))
-                if part.hold.phase is Phase.IN_DOUBT:  # with lock_on_outage="run", the body runs without a lock
+                if part.hold.phase is IN_DOUBT:  # with lock_on_outage="run", the body runs without a lock
                     self._give_back()
                     return
             self.message.demand = self.parts[0].demand if self.held is None else self.held.demand
@@ -148,7 +149,7 @@ class Execution:
         for part in self.parts:
             if part.hold.call is not None:
                 self._server.pass_on(part.demand, part.hold.call)
-            if part.demand.spent and part.hold.phase is Phase.OVER:
+            if part.demand.spent and part.hold.phase is OVER:
                 self._server.keeper.later(part.key, time.monotonic() + part.demand.spent, partial(_undo, part.hold))
             elif part.hold.may_be_held:
                 self._release(part, None)
@@ -201,6 +202,8 @@ class Execution:
     def end(self, state: str | None) -> None:
         """Release the key, and give up an unused reservation. An outage does not change the task's own outcome.
 
+        If the task ends without an outcome, first show that to the runs that have joined it.
+
         Args:
             state: The state that the task ended with; None if it is unknown because the run was cut short.
         """
@@ -209,9 +212,14 @@ class Execution:
             if not self.message.was_sent_back:
                 self._give_up_reservation()
             return
-        for part in self.parts:
-            if part.hold.phase is not Phase.OVER:
-                self._end(part, state)
+        try:
+            # A run with a rate holds nothing, so its hold is over.
+            if state == states.IGNORED and held.hold.phase is (OVER if held.demand.spent else HELD):
+                self.leave_no_retry()
+        finally:  # otherwise a time limit that fires in the backend leaves the keeper renewing the key forever
+            for part in self.parts:
+                if part.hold.phase is not OVER:
+                    self._end(part, state)
 
     def _end(self, held: HeldLock, state: str | None) -> None:
         """See `end`, which calls this until the hold is over."""
@@ -296,11 +304,12 @@ class Execution:
     def _release(self, lock: HeldLock, state: str | None) -> None:
         keeper = self._server.keeper
         keeper.remove(lock)
-        cools_down = state == states.SUCCESS and lock.key not in self._also
-        cooldown = self.message.options.cooldown if cools_down else 0.0
+        cooldown = self.message.options.cooldown
+        if cooldown and (state != states.SUCCESS or lock.key in self._also):
+            cooldown = 0.0
         # If a time limit interrupts this method after the command, `end` is called again. By then the key may be free,
         # which does not mean that the lock was lost.
-        was_sent_before = lock.hold.phase is Phase.ENDING
+        was_sent_before = lock.hold.phase is ENDING
         lock.hold = lock.hold.ended(cooldown, self._note_after(lock, state))
         word = LastWord(lock, lock.hold, was_sent_before)
         # The body is over: do not keep its arguments in memory.
@@ -319,7 +328,7 @@ class Execution:
     @property
     def _has_all(self) -> bool:
         """Whether the run was granted all of its keys."""
-        return all(part.was_granted or (part.demand.spent and part.hold.phase is Phase.OVER) for part in self.parts)
+        return all(part.was_granted or (part.demand.spent and part.hold.phase is OVER) for part in self.parts)
 
     def _note_after(self, lock: HeldLock, state: str | None) -> Note | None:
         """The note that the release leaves for copies of the message; None if the attempt is not over.
@@ -330,8 +339,7 @@ class Execution:
             return None
         delivery = self.message.delivery
         copy_may_wait = delivery.may_be_a_copy
-        is_sent_back_only = copy_may_wait and not delivery.is_delivered_again
-        ttl = self.plan.broker.note_ttl(is_sent_back_only=is_sent_back_only)
+        ttl = self.plan.broker.note_ttl(is_sent_back_only=copy_may_wait and not delivery.is_delivered_again)
         is_kept = (self.number or self._is_replaceable) and state != states.RETRY
         given = keys_of(lock.key).given(self.message.attempt.job) if is_kept else None
         return Note(self._note(lock.key), ttl, copy_may_wait, given)
@@ -390,9 +398,8 @@ class Execution:
 
     def _mint(self, asks: int = 0) -> Token:
         state = tokens.SPENT if self.message.demand.spent else tokens.RUNS
-        host = self.request.hostname  # without an "@" in a worker of `celery.contrib.testing`
-        host = host if self.message.request.is_eager or "@" in str(host) else f"celery@{host}"
-        return tokens.mint(self.message.delivery.nonce, self._attempt, self.plan.origin(host), state, asks)
+        origin = self.plan.origin(self.request.hostname, is_worker=not self.request.is_eager)
+        return tokens.mint(self.message.delivery.nonce, self._attempt, origin, state, asks)
 
 
 def delivered(task: Task[..., Any], plan: LockPlan, request: Context) -> Message:

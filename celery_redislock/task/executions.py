@@ -36,7 +36,7 @@ from celery_redislock.policy.raise_ import Fail
 from celery_redislock.policy.replace import end_replaced
 from celery_redislock.policy.skip import Skip, supersede
 from celery_redislock.policy.wait import LONGEST_PAUSE, SHORTEST_PAUSE, ComeBack, Waiting, sleep_until_due
-from celery_redislock.protocol.hold import Phase
+from celery_redislock.protocol.hold import IN_DOUBT
 from celery_redislock.protocol.replies import Conflict, Finished, Granted, NotDue, Stopped, Superseded
 
 from .execution import Execution, held_by_request
@@ -51,22 +51,6 @@ class WorkerExecution(Execution):
     """A run in a worker. If it has to wait for its key, it ends, and its message waits in line or is sent back."""
 
     _may_leave_retry = True
-
-    def _end(self, held: HeldLock, state: str | None) -> None:
-        """Release the key. If the task ends without an outcome, show that to the runs that have joined it."""
-        try:
-            if state == states.IGNORED and self.lock is not None:
-                self.leave_no_retry()
-        finally:  # otherwise a time limit that fires in the backend leaves the keeper renewing the key forever
-            super()._end(held, state)
-
-    def end(self, state: str | None) -> None:
-        """See `Execution.end`. A run with a rate holds nothing, so that nothing else is left to do at its end."""
-        held = self.held
-        if state == states.IGNORED and held is not None and held.demand.spent and held.hold.phase is Phase.OVER:
-            self.leave_no_retry()
-        super().end(state)
-        ASKED_KEYS.forget(self.message.delivery.nonce)  # no effect in a child
 
     def leave_no_retry(self) -> None:
         """Show IGNORED instead of the RETRY of the previous attempt, or of this one while it waited."""
@@ -96,7 +80,7 @@ class WorkerExecution(Execution):
             if answer is None:
                 # Note the key before sending the command, because this process may die as soon as the key is granted.
                 ASKED_KEYS.asks(self.message.delivery.nonce, lock.key)
-                while lock.hold.phase is Phase.IN_DOUBT:  # again only if the clock was set back by just that much
+                while lock.hold.phase is IN_DOUBT:  # again only if the clock was set back by just that much
                     lock.hold = lock.hold.minted(self._mint(lock.hold.asks))
                 try:
                     answer = self._server.store.acquire(lock, lock.lease, note, fence=fence, numbered=numbered)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from celery import Celery
@@ -114,7 +114,8 @@ class LockPlan:
         self._group_of = None if options.fair is None else self.keys.groups(options.fair)
         self.waiting_limit = settings.waiting_limit
         self._prefix = keyprefix_of(app) + settings.prefix
-        self._origins: dict[str | None, str] = {}
+        #: `_origin`, cached.
+        self.origin = cache(self._origin)
         self._name_of_lease = name_of("lease", own, app_wide)
         #: Whether the lock server was checked. It is not checked while locks are off or before the app is set up.
         self.server_is_checked = False
@@ -188,10 +189,10 @@ class LockPlan:
             TypeError: The arguments do not fit the signature.
             LockKeyError: No key, or no limit, can be made from the arguments.
         """
-        if self.has_one_permit:
-            return Demand(redis_key(self._prefix, self.keys.name(args, kwargs)))
         arguments = self.keys.bind(args, kwargs)
         key = redis_key(self._prefix, self.keys.name_of(arguments))
+        if self.has_one_permit:
+            return Demand(key)
         return self._limited(key, self.options.limit, self.options.rate, arguments)
 
     def demands(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Demand], list[Demand]]:
@@ -260,12 +261,11 @@ class LockPlan:
             raise LockKeyError(f"{self.task}: lock_{option} must return {rule.allowed}, not {shown}")
         return made
 
-    def origin(self, hostname: str | None) -> str:
-        """The last fields of this task's tokens on `hostname`: the host and the task's name. Cached."""
-        origin = self._origins.get(hostname)
-        if origin is None:
-            origin = self._origins[hostname] = tokens.origin(hostname, self.task)
-        return origin
+    def _origin(self, hostname: str | None, *, is_worker: bool = False) -> str:
+        """The last fields of this task's tokens on `hostname`: the host and the task's name."""
+        if is_worker and "@" not in str(hostname):  # as in a worker of `celery.contrib.testing`
+            hostname = f"celery@{hostname}"
+        return tokens.origin(hostname, self.task)
 
 
 def _signature(body: Callable[..., Any], is_method: bool) -> inspect.Signature:

@@ -16,7 +16,7 @@ from celery.exceptions import Ignore, Reject
 from celery.signals import task_postrun
 
 from celery_redislock.errors import describe, fields, run_named
-from celery_redislock.message.delivery import ON_BEGIN, Delivery, is_requeued
+from celery_redislock.message.delivery import ASKED_KEYS, ON_BEGIN, Delivery, is_requeued
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.message.message import Message
 from celery_redislock.options import may_have_several
@@ -80,8 +80,8 @@ def before_body(
     except Exception as error:
         report(task, request, error)
         raise
-    if execution.message.delivery.acks_at_begin:
-        _report_begin(execution.message.delivery)
+    if message.delivery.acks_at_begin:
+        _report_begin(message.delivery)
     return execution.joined is not None
 
 
@@ -139,6 +139,7 @@ def release(sender: Any = None, state: str | None = None, retval: Any = None, **
         execution.end(state if sys.exception() is None else None)
         # The execution and the request reference each other, which would keep the arguments in memory.
         delattr(execution.request, EXECUTION)
+        ASKED_KEYS.forget(execution.message.delivery.nonce)  # no effect in a child
     elif not is_requeued(task, retval):
         # The run ended before it asked for the key.
         plan, header = task.lock_plan, Header.read(getattr(request, HEADER, None))
