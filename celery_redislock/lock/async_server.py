@@ -20,6 +20,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_redislock.connection.async_connections import AsyncConnections, AsyncNodeConnections
 from celery_redislock.connection.cluster_client import ClusterClient
+from celery_redislock.connection.outage import REFUSALS
 from celery_redislock.connection.sender import MAX_PAUSE, Answer
 from celery_redislock.errors import LockConfigError, LockInfo, LockUnavailable, describe
 from celery_redislock.hold.held_lock import HeldLock
@@ -71,24 +72,25 @@ class AsyncServer:
 
         Args:
             command: The command.
-            in_doubt: What is sent if `command` may have been carried out or not, and for how many seconds it is of use.
+            in_doubt: What is sent if `command` may have been carried out or not, and for how many seconds it is of use:
+                an undo; or `command` itself, which is then also sent again if the server has refused it.
 
         Raises:
             LockUnavailable: The server did not answer, or refused the command.
         """
         key = command.keys[0]
-        sent_at, resent = time.monotonic(), False
+        sent_at, resent, is_lost = time.monotonic(), False, False
         try:
             try:
                 reply = await self._transport.ask(command)
-            except (RedisConnectionError, RedisTimeoutError):
+            except (RedisConnectionError, RedisTimeoutError) as error:
+                is_lost = not isinstance(error, REFUSALS)
                 await asyncio.sleep(_random.uniform(0, MAX_PAUSE))
                 sent_at, resent = time.monotonic(), True
                 reply = await self._transport.ask(command)
         except BaseException as error:
-            if in_doubt is not None:
-                undo, seconds = in_doubt
-                until = time.monotonic() + min(seconds, NOTE_TTL)
+            if in_doubt is not None and (is_lost or in_doubt[0] is command or not isinstance(error, REFUSALS)):
+                undo, until = in_doubt[0], time.monotonic() + min(in_doubt[1], NOTE_TTL)
                 self.server.keeper.later(key, until, lambda store: store.send(undo))
             if isinstance(error, RedisError):
                 self.server.store.outage_of(key).failed(command.script, error)
@@ -147,9 +149,8 @@ class AsyncServer:
         """Ask for the key of `held`; return the conflict, or None if the key was granted."""
         self.server.store.outage_of(held.key).check(held.key)
         held.hold = hold = held.hold.asked()
-        undo = hold.undo(), held.lease
         try:
-            reply, sent_at, _ = await self.ask(hold.acquire(held.lease, fence=fence), undo)
+            reply, sent_at, _ = await self.ask(hold.acquire(held.lease, fence=fence), (hold.undo(), held.lease))
         except LockUnavailable:
             held.hold = hold.doubted(hold.asks)
             raise

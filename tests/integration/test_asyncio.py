@@ -67,6 +67,18 @@ def extend_in_a_loop(app):
 
 
 class TestALock:
+    def test_keeps_no_undo_of_an_acquire_that_redis_has_refused(self, make, locks):
+        """The keeper would send it again until the lease is over: without a timeout, for a day."""
+        locks.client.rpush(NAME, "a list")
+        before = set(threading.enumerate())
+
+        async def main():
+            with pytest.raises(LockUnavailable, match="WRONGTYPE"):
+                await make(timeout=None).acquire()
+
+        asyncio.run(main())
+        assert set(threading.enumerate()) <= before, "no keeper has anything to send"
+
     def test_excludes_tasks_and_threads_and_redis_py_on_the_same_key(self, make, blocking, locks):
         async def main():
             async with make() as lock:
