@@ -27,20 +27,35 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from billiard.util import get_pdeathsig
+
 from tests.lab.distributions import read_once
 
 #: What a worker of the lab imports in any case. None of it reads the environment or opens a connection.
 IMPORTS = (
+    "billiard.popen_fork",
+    "billiard.sharedctypes",
+    "billiard.synchronize",
+    "celery.app.control",
+    "celery.app.events",
+    "celery.app.log",
     "celery.apps.worker",
     "celery.backends.redis",
     "celery.bin.celery",
     "celery.concurrency.prefork",
+    "celery.fixups.django",
+    "celery.worker.autoscale",
+    "celery.worker.components",
     "celery.worker.consumer",
+    "celery.worker.consumer.delayed_delivery",
+    "celery.worker.strategy",
     "celery.worker.worker",
     "celery_redislock.worker.request",
+    "celery_redislock.worker.start",
     "kombu.transport.pyamqp",
     "kombu.transport.redis",
     "tests.lab.app",
+    "tests.lab.receivers",
 )
 
 
@@ -112,6 +127,8 @@ def _main() -> None:
     read_once()
     for module in IMPORTS:
         import_module(module)
+    with suppress(OSError):  # not on Linux
+        get_pdeathsig()  # else each child of a pool would import cffi, and its parser of C, for the same
     gc.collect()
     gc.freeze()  # else a worker looks at all that was imported for each child that it forks, and copies its pages
     order = _serve(sys.argv[1])
