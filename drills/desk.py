@@ -75,7 +75,7 @@ class Desk:
             self.locks.url(),
             str(folder / "ledger"),
             settings={"lab_metrics": True, "worker_prefetch_multiplier": 100},
-            themes=["turns", "jobs"],
+            tasks=["job", "work"],
         )
         self.ledger = Ledger(folder / "ledger")
         self.app = make_app(self.config)

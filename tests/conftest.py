@@ -26,7 +26,7 @@ from tests.lab.lock_servers import behind_proxy, lock_server_in
 from tests.lab.proxy import Proxy
 from tests.lab.results import look_once_more
 from tests.lab.servers import Valkey, rabbitmq, wait_until
-from tests.lab.tasks import themes_named_in
+from tests.lab.tasks import tasks_named_in
 from tests.lab.workers import Worker, beat, worker
 
 #: Whether `make matrix` runs: only there does a test hold a time against a bound.
@@ -152,7 +152,7 @@ def config(request: pytest.FixtureRequest, broker: str, broker_server: Valkey, l
         str(ledger.path),
         queue=f"lab-{uuid4().hex[:8]}",
         settings=dict(QUORUM) if is_quorum else {},
-        themes=themes_named_in(request.path, *helpers_of(request.path.parent)),
+        tasks=tasks_named_in(request.path, *helpers_of(request.path.parent)),
     )
 
 

@@ -48,7 +48,7 @@ def test_nobody_listens_there_is_a_warning_and_what_is_sent_runs_later(config, s
 @pytest.mark.parametrize("settings", [{}, {"redislock_enabled": False}], ids=["right", "switched off"])
 def test_a_worker_that_needs_no_warning_gives_none(config, private_locks, locks, start_worker, settings):
     config.settings = settings
-    config.themes = None  # all tasks, which have several leases
+    config.tasks = None  # all tasks, which have several leases
     if settings:
         config.locks = f"redis://127.0.0.1:{free_port()}/0"
     worker = start_worker(1)

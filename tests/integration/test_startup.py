@@ -35,7 +35,7 @@ def said(log):
 
     def ask_and_look(config):
         log.clear()
-        config.themes = None  # all tasks, which have several leases
+        config.tasks = None  # all tasks, which have several leases
         try_lock_server(make_app(config))
         return [(record.levelno, record.getMessage()) for record in log.records if record.levelno > logging.INFO]
 
@@ -208,7 +208,7 @@ def test_a_clock_that_is_far_off_is_warned_of(config, said, monkeypatch, ahead, 
 def test_one_line_tells_where_the_tasks_lock_and_shows_no_password(config, log):
     config.locks = config.locks.replace("unix://", "unix://user:hunter2@")
     config.settings["redislock_prefix"] = "shop"
-    config.themes = None  # all tasks, which have several leases
+    config.tasks = None  # all tasks, which have several leases
     app = make_app(config)
     try_lock_server(app)
     locked = [task for task in app.tasks.values() if isinstance(task, LockedTask)]

@@ -37,8 +37,8 @@ class Config:
     ledger: str
     queue: str = "lab"
     settings: dict[str, Any] = field(default_factory=dict)
-    themes: list[str] | None = None
-    """The modules of `tests.lab.tasks` whose tasks the app has; None for all."""
+    tasks: list[str] | None = None
+    """The tasks of `tests.lab.tasks` that the app has; None for all."""
 
     def dump(self) -> str:
         return json.dumps(asdict(self))
@@ -65,5 +65,5 @@ def make_app(config: Config) -> Celery:
     )
     app.conf.update(SETTINGS)
     app.conf.update(config.settings, lab_ledger=config.ledger)
-    define_tasks(app, Ledger(Path(config.ledger)), config.themes)
+    define_tasks(app, Ledger(Path(config.ledger)), config.tasks)
     return app

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
+from celery import Task
+
 from tests.lab.app import Config, make_app
-from tests.lab.tasks import is_named, themes_named_in
+from tests.lab.tasks import NEEDS, is_named, tasks_named_in, words_of
 
 ROOT = Path(__file__).parents[2]
-TESTS = "".join(path.read_text() for path in ROOT.glob("tests/*/test_*.py"))
+TESTS = words_of("".join(path.read_text() for path in ROOT.glob("tests/*/test_*.py")))
 NOWHERE = "redis://nowhere.invalid/0"
 
 
@@ -21,13 +24,25 @@ def test_every_task_of_the_lab_has_a_test_that_uses_it(tmp_path: Path) -> None:
     assert [name for name, task in tasks.items() if task not in bases and not is_named(name, TESTS)] == []
 
 
-def test_an_app_has_the_tasks_that_its_module_of_tests_names_and_those_of_their_themes(tmp_path: Path) -> None:
+def test_an_app_has_the_tasks_that_its_module_of_tests_names_and_those_that_these_need(tmp_path: Path) -> None:
     module = tmp_path / "test_it.py"
-    module.write_text('f"on_{policy}"; tasks.job.delay()')
-    assert themes_named_in(module) == ["jobs", "policies", "unlocked"]
-    with make_app(Config(NOWHERE, NOWHERE, NOWHERE, str(tmp_path / "ledger"), themes=themes_named_in(module))) as app:
-        assert {"lab.job", "lab.queued", "lab.on_skip", "lab.plain"} <= set(app.tasks)
-        assert "lab.work" not in app.tasks
+    module.write_text('f"on_{policy}"; tasks.patient_job.delay(); app.tasks["lab.once"]')
+    named = tasks_named_in(module)
+    assert named == ["job", "on_join", "on_raise", "on_skip", "on_wait", "once", "patient_job", "plain"]
+    with make_app(Config(NOWHERE, NOWHERE, NOWHERE, str(tmp_path / "ledger"), tasks=named)) as app:
+        assert sorted(name for name in app.tasks if name.startswith("lab.")) == [f"lab.{name}" for name in named]
+
+
+def test_what_the_body_of_a_task_uses_is_known_to_be_needed(tmp_path: Path) -> None:
+    with make_app(Config(NOWHERE, NOWHERE, NOWHERE, str(tmp_path / "ledger"))) as app:
+        bodies = {
+            name.removeprefix("lab."): inspect.unwrap(task.run) for name, task in app.tasks.items() if "lab." in name
+        }
+    used = {name: set(re.findall(r"lab\.(\w+)", inspect.getsource(body))) for name, body in bodies.items()}
+    for name, body in bodies.items():
+        around = inspect.getclosurevars(body).nonlocals.values()
+        used[name] |= {value.name.removeprefix("lab.") for value in around if isinstance(value, Task)}
+    assert {name: tasks - {name} for name, tasks in used.items() if tasks - {name}} == NEEDS
 
 
 def test_no_test_reaches_into_what_is_private_to_a_module_or_an_object() -> None:

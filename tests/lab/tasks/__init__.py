@@ -7,11 +7,9 @@ import os
 import re
 from collections.abc import Collection
 from pathlib import Path
-from types import ModuleType
 
 from celery import Celery
 
-from tests.lab.kinds import OPTIONS
 from tests.lab.ledger import Ledger
 
 from . import (
@@ -37,6 +35,7 @@ from . import (
     ways_out,
     windows,
 )
+from .decorator import choose
 
 THEMES = (
     turns,
@@ -62,47 +61,59 @@ THEMES = (
     several,
 )
 
+#: What the bodies of some tasks use besides.
+NEEDS = {
+    "as_many": {"three"},
+    "by_time": {"by_turns"},
+    "lingering_job": {"lingers_join"},
+    "one_by_turns": {"by_turns"},
+    "patient_job": {"job"},
+    "tracked": {"late"},
+    **{f"on_{policy}": {"plain"} for policy in ("skip", "wait", "raise", "join")},
+}
+#: What a module of tests names: a task, or a family of them, as in ``f"on_{policy}"``.
+_NAMED = re.compile(r'(?:(?<=tasks\.)|(?<=lab\.)|(?<="))(?:\w+_{|\w+)')
 
-NOWHERE = "redis://nowhere.invalid/0"
-#: What a theme needs besides: `policies` has a task that another one of `unlocked` takes the place of.
-NEEDS = {"policies": {"unlocked"}}
 
+def define_tasks(app: Celery, ledger: Ledger, names: Collection[str] | None = None) -> None:
+    """Define the tasks of these names; None for all. In Celery their names begin with ``lab.``.
 
-def define_tasks(app: Celery, ledger: Ledger, themes: Collection[str] | None = None) -> None:
-    """Define the tasks of these themes; None for all. Their names begin with ``lab.``.
-
-    Celery binds each task once in every process, and a worker makes a strategy for it: all tasks take 0.1 s of a CPU.
+    Celery binds each task in every process, and a worker makes a strategy for it: all of them take half a second.
     """
+    choose(app, names)
     for theme in THEMES:
-        if themes is None or _name(theme) in themes:
-            theme.define(app, ledger)
+        theme.define(app, ledger)
 
 
 @functools.cache
-def themes_named_in(*files: Path) -> list[str]:
-    """The themes of which modules of tests name a task, and what these need."""
-    text = "".join(file.read_text(encoding="utf-8") for file in files)
-    named = {theme for theme, names in _tasks().items() if any(is_named(name, text) for name in names)}
-    return sorted(named.union(*(NEEDS.get(theme, ()) for theme in named)))
+def tasks_named_in(*files: Path) -> list[str]:
+    """The tasks that modules of tests name, and those that these need."""
+    words = words_of("".join(file.read_text(encoding="utf-8") for file in files))
+    named = {task for task in _tasks() if is_named(task, words)}
+    return sorted(named.union(*(NEEDS.get(task, ()) for task in named)))
 
 
-def is_named(task: str, text: str) -> bool:
-    """Whether a text names a task: by its name, or by that of its family, as in ``f"on_{policy}"``."""
-    family = task.rpartition("_")[0] or task
-    return bool(re.search(rf'(tasks\.|lab\.|"){task}\b|"{family}_{{', text))
+def words_of(text: str) -> set[str]:
+    """The words of a text that may name a task or a family of tasks."""
+    return set(_NAMED.findall(text))
+
+
+def is_named(task: str, words: Collection[str]) -> bool:
+    """Whether a task is among the words of a text, or its family is."""
+    return task in words or f"{task.rpartition('_')[0]}_{{" in words
+
+
+class _Names(list[str]):
+    """Asked whether a task is chosen, it notes the name and says no."""
+
+    def __contains__(self, name: object) -> bool:
+        self.append(str(name))
+        return False
 
 
 @functools.cache
-def _tasks() -> dict[str, list[str]]:
-    """The names of the tasks of each theme."""
-    found = {}
-    for theme in THEMES:
-        with Celery("names", broker=NOWHERE, backend=NOWHERE, set_as_current=False) as app:
-            app.conf.update(redislock_url=NOWHERE, redislock_client_options=OPTIONS)
-            theme.define(app, Ledger(Path(os.devnull)))
-            found[_name(theme)] = [name.removeprefix("lab.") for name in app.tasks if name.startswith("lab.")]
-    return found
-
-
-def _name(theme: ModuleType) -> str:
-    return theme.__name__.rpartition(".")[2]
+def _tasks() -> list[str]:
+    """The names of all tasks."""
+    names = _Names()
+    define_tasks(Celery("names", set_as_current=False), Ledger(Path(os.devnull)), names)
+    return names

@@ -13,7 +13,7 @@ from tests.lab.bodies import watch
 from tests.lab.gate import spend
 from tests.lab.ledger import Ledger
 
-from .decorator import decorator_of
+from .decorator import decorator_of, is_chosen
 
 
 def define(app: Celery, ledger: Ledger) -> None:
@@ -113,5 +113,6 @@ def _define_inner_calls(app: Celery, ledger: Ledger) -> None:
         for task in (Base, Calls):  # the base first, so that its body is wrapped as well
             app.register_task(task())
 
-    # A task that is registered at once would read the app's settings before a test sets them.
-    app.on_after_finalize.connect(register, weak=False)
+    if is_chosen(app, "calls"):
+        # A task that is registered at once would read the app's settings before a test sets them.
+        app.on_after_finalize.connect(register, weak=False)
