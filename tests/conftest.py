@@ -23,14 +23,16 @@ from tests.lab.distributions import read_once
 from tests.lab.gate import Gate
 from tests.lab.ledger import Ledger
 from tests.lab.lock_servers import behind_proxy, lock_server_in
+from tests.lab.one_rabbitmq import OneRabbitMQ, url_of
 from tests.lab.proxy import Proxy
 from tests.lab.results import look_once_more
-from tests.lab.servers import Valkey, rabbitmq, wait_until
+from tests.lab.servers import Valkey, need_rabbitmq, rabbitmq, wait_until
 from tests.lab.tasks import tasks_named_in
 from tests.lab.workers import Worker, beat, worker
 
 #: Whether `make matrix` runs: only there does a test hold a time against a bound.
 IS_MATRIX = os.environ.get("LAB_EVERY_BROKER") == "1"
+ONE_RABBITMQ = pytest.StashKey[OneRabbitMQ]()
 #: Of a worker's log, where a test has failed.
 LAST_LINES = 60
 
@@ -44,6 +46,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from tests.lab.spread import Spread  # xdist may not be there
 
     return Spread(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """In the main process of xdist: one RabbitMQ for all the others."""
+    one = node.config.stash.get(ONE_RABBITMQ, None) or OneRabbitMQ()
+    node.config.stash[ONE_RABBITMQ] = one
+    one.hosts.append(node.gateway.id)
+    node.workerinput["rabbitmq"] = one.door
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End what the main process has started for the others."""
+    one = config.stash.get(ONE_RABBITMQ, None)
+    if one is not None:
+        one.close()
 
 
 def pytest_collection_finish() -> None:
@@ -83,7 +101,11 @@ def broker_server(session_folder: Path) -> Iterator[Valkey]:
 
 
 @pytest.fixture(scope="session")
-def rabbitmq_url(session_folder: Path) -> Iterator[str]:
+def rabbitmq_url(request: pytest.FixtureRequest, session_folder: Path) -> Iterator[str]:
+    if hasattr(request.config, "workerinput"):
+        need_rabbitmq()
+        yield url_of(request.config.workerinput["rabbitmq"], request.config.workerinput["workerid"])
+        return
     folder = session_folder / "rabbitmq"
     folder.mkdir()
     with rabbitmq(folder) as url:

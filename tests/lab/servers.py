@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import os
 import random
 import re
@@ -12,6 +14,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
@@ -222,16 +225,26 @@ class Valkey:
             return False
 
 
-@contextmanager
-def rabbitmq(folder: Path) -> Iterator[str]:
-    """A RabbitMQ node on loopback ports of its own; yields its AMQP URL."""
+def need_rabbitmq() -> tuple[str, str]:
+    """The programs of RabbitMQ and of Erlang's name service; skip the test, or fail in CI, where one is missing."""
     # Debian's command on the PATH changes the user; the script behind it runs as whoever calls it.
     server = shutil.which("rabbitmq-server", path=f"/usr/lib/rabbitmq/bin:{os.environ.get('PATH')}")
     names = shutil.which("epmd")
     if server is None or names is None:
         missing("rabbitmq-server")
+    return server, names
+
+
+@contextmanager
+def rabbitmq(folder: Path, hosts: Sequence[str] = ("/",)) -> Iterator[str]:
+    """A RabbitMQ node on loopback ports of its own, with these virtual hosts; yields the AMQP URL of the first."""
+    server, names = need_rabbitmq()
     port, distribution, epmd = free_port(), free_port(), free_port()
-    (folder / "rabbitmq.conf").write_text("loopback_users = none\nlog.console = false\n")
+    definitions = folder / "definitions.json"
+    definitions.write_text(json.dumps(_definitions(hosts)))
+    (folder / "rabbitmq.conf").write_text(
+        f"loopback_users = none\nlog.console = false\nload_definitions = {definitions}\n"
+    )
     (folder / "advanced.config").write_text("[{kernel, [{inet_dist_use_interface, {127,0,0,1}}]}].\n")
     (folder / "plugins").write_text("[].\n")
     env = {
@@ -252,12 +265,24 @@ def rabbitmq(folder: Path) -> Iterator[str]:
     }
     # epmd is Erlang's name service. RabbitMQ would start it as a daemon that outlives the test.
     with (
-        running([str(names), "-address", "127.0.0.1", "-port", str(epmd)], folder / "epmd.out"),
-        running([str(server)], folder / "rabbitmq.out", env),
+        running([names, "-address", "127.0.0.1", "-port", str(epmd)], folder / "epmd.out"),
+        running([server], folder / "rabbitmq.out", env),
     ):
-        url = f"amqp://guest:guest@127.0.0.1:{port}//"
+        url = f"amqp://guest:guest@127.0.0.1:{port}/{hosts[0]}"
         wait_until(lambda: _amqp_answers(url), "RabbitMQ answers", timeout=60)
         yield url
+
+
+def _definitions(hosts: Sequence[str]) -> dict[str, Any]:
+    """What RabbitMQ has from its start on: virtual hosts, and a guest who may do all there."""
+    salt = b"salt"
+    digest = b64encode(salt + hashlib.sha256(salt + b"guest").digest()).decode()
+    everything = {"configure": ".*", "write": ".*", "read": ".*"}
+    return {
+        "users": [{"name": "guest", "password_hash": digest, "tags": []}],
+        "vhosts": [{"name": host} for host in hosts],
+        "permissions": [{"user": "guest", "vhost": host, **everything} for host in hosts],
+    }
 
 
 def _amqp_answers(url: str) -> bool:
