@@ -18,6 +18,9 @@ PRODUCTS := $(patsubst %,tests/acceptance/test_%.py,handover line_backlog one_jo
 COMPUTING := $(addprefix tests/,model unit properties packaging)
 WAITING := $(addprefix tests/,contracts integration acceptance web)
 
+# Python keeps what it has compiled, even where the environment says not to: else each of eight processes, and each that they start, compiles it anew.
+test compat topologies: export PYTHONDONTWRITEBYTECODE :=
+
 # What make coverage runs. Not the model: it is not part of the package, and takes minutes under coverage.
 MEASURED := $(addprefix tests/,unit integration acceptance packaging compatibility frameworks topologies)
 
@@ -41,6 +44,7 @@ demo: $(STAMP)  ## Run the example app on its own server
 
 test: $(STAMP)  ## The tests on real servers and workers, except those of make compat, topologies and twins
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(COMPUTING)
+	@$(BIN)/python -m pytest --collect-only -qq $(WAITING) >/dev/null  # compiles them, once
 	@$(BIN)/python -m pytest -n 8 --dist loadfile $(WAITING) $(IN_POOLS:%=--ignore=%)
 
 proof: $(STAMP)  ## The property tests with ten times as many steps, new ones each time; SEED=7 repeats them
