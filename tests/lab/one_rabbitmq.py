@@ -22,6 +22,7 @@ class OneRabbitMQ:
         self.folder = Path(tempfile.mkdtemp(prefix="rabbitmq-"))
         self.door = str(self.folder / "door")
         self.hosts: list[str] = []
+        self._is_over = False
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(self.door)
         self._socket.listen(64)
@@ -29,16 +30,20 @@ class OneRabbitMQ:
         self._thread.start()
 
     def close(self) -> None:
-        self._socket.shutdown(socket.SHUT_RDWR)
+        self._is_over = True
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:  # refused if the node has not started
+            connection.connect(self.door)
         self._thread.join()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _serve(self) -> None:
         server = ""
-        with ExitStack() as stack, self._socket, suppress(OSError):  # it is closed after the tests
+        with ExitStack() as stack, self._socket:
             while True:
                 connection, _ = self._socket.accept()
                 with connection:
+                    if self._is_over:
+                        return
                     server = server or stack.enter_context(rabbitmq(self.folder, self.hosts)).rpartition("/")[0]
                     connection.sendall(server.encode())
 
