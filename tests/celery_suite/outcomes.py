@@ -26,7 +26,8 @@ class Recorder:
         self._file = file.open("a", buffering=1)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._write(report)
+        if report.outcome in BY_WEIGHT:  # pytest-rerunfailures also reports each attempt before the last
+            self._write(report)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if not report.passed:  # a module that cannot be imported, or is skipped as a whole
