@@ -105,6 +105,13 @@ def test_a_holder_whose_end_may_have_been_seen_is_nobodys_holder(policy: str) ->
     assert decide(policy=policy, ended=True) == ComeBack(is_begun=False, reason=Waiting.UNLESS_COOLING)
 
 
+@pytest.mark.parametrize("ended", ["holder", "other"])
+def test_each_holder_is_asked_whether_its_own_end_may_have_been_seen(ended: str) -> None:
+    two = HOLDER._replace(others=(HOLDER._replace(task_id="other"),))
+    decision = on_conflict(MESSAGE, two, options(), is_own_copy=False, has_ended=lambda one: one.task_id == ended)
+    assert decision == ComeBack(is_begun=False, reason=Waiting.UNLESS_COOLING)
+
+
 @pytest.mark.parametrize("policy", ["skip", "raise", "join"])
 def test_a_key_that_is_offered_to_the_first_in_line_is_nobodys(policy: str) -> None:
     """Who is offered a key has not begun, and may never begin."""
@@ -238,6 +245,15 @@ def test_a_job_that_is_being_sent_is_waited_for_and_then_passed_over() -> None:
     assert outstanding([sending, HOLDER], unsent) == Answer(HOLDER)
     assert outstanding([sending._replace(task_id="another")], unsent) == NotSent("another")
     assert isinstance(outstanding([sending._replace(task="shop.other")]), AskAgain)
+
+
+def test_a_publish_inside_a_window_is_answered_with_its_job_whatever_has_become_of_it() -> None:
+    def in_window(job: LockInfo, passed: Passed = NOTHING) -> object:
+        return on_outstanding("shop.bill", frozenset(), [job], passed, lambda _: True, in_window=True)
+
+    assert in_window(HOLDER) == Answer(HOLDER, "window")
+    assert in_window(HOLDER, ENDED) == Answer(HOLDER, "window")
+    assert in_window(HOLDER._replace(state="sending")) == NotSent("holder")
 
 
 def test_a_run_is_not_dropped_in_favour_of_a_job_that_is_being_sent() -> None:
