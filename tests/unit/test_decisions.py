@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import pickle
+from datetime import UTC, datetime
 from typing import Any, get_args
 
 import pytest
+from celery import Celery
+from celery.app.task import Context
 
 from celery_redislock.errors import LockInfo
 from celery_redislock.message.delivery import Delivery, Facts
@@ -25,9 +29,10 @@ from celery_redislock.policy.conflict import (
     on_outage,
     on_outstanding,
 )
-from celery_redislock.policy.join import Join, Joining, Outcome, on_joining
+from celery_redislock.policy.join import Join, Joined, Joining, Outcome, joined_of, moment_of, note_joined, on_joining
 from celery_redislock.policy.raise_ import Fail
-from celery_redislock.policy.skip import Skip, Skipped
+from celery_redislock.policy.replace import Replaced, is_replaced
+from celery_redislock.policy.skip import Skip, Skipped, is_skipped, is_superseded
 from celery_redislock.policy.wait import ComeBack, Wait, Waiting
 from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.scripts import Passed
@@ -153,6 +158,11 @@ def test_who_joins_keeps_to_the_first_holder_that_it_met() -> None:
     assert decide(MESSAGE._replace(joins="first"), policy="join") == Join("first")
 
 
+def test_who_joins_passes_over_a_holder_that_is_no_task() -> None:
+    two = HOLDER._replace(task_id=None, others=(HOLDER._replace(task_id="other"),))
+    assert decide(holder=two, policy="join") == Join("other")
+
+
 def test_who_joins_a_lock_that_is_no_task_waits_in_line() -> None:
     assert decide(holder=HOLDER._replace(task_id=None), policy="join") == Wait()
 
@@ -260,6 +270,44 @@ def test_a_run_is_not_dropped_in_favour_of_a_job_that_is_being_sent() -> None:
     sending = HOLDER._replace(state="sending")
     for policy in ("skip", "raise", "join"):
         assert isinstance(decide(holder=sending, policy=policy), ComeBack)
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_one"),
+    [
+        (Skipped.DUPLICATE, is_skipped),
+        (Skipped.COOLING, is_skipped),
+        (Skipped.SPENT, is_skipped),
+        (Skipped.EXPIRED, None),
+        (Skipped.DROPPED, None),
+        (Skipped.SUPERSEDED, is_superseded),
+        (Replaced.STOPPED, is_replaced),
+        (Replaced.NOT_BEGUN, is_replaced),
+        (Joined.REVOKED, None),
+    ],
+    ids=str,
+)
+def test_the_text_of_a_revoked_tells_what_has_become_of_the_run(reason: Reason, is_one: object) -> None:
+    text = reason.text.format("holder")
+    assert [ask for ask in (is_skipped, is_superseded, is_replaced) if ask(text)] == ([is_one] if is_one else [])
+
+
+def test_a_date_without_a_zone_is_utc_and_what_is_no_date_is_none() -> None:
+    noon = datetime(2026, 11, 27, 12, tzinfo=UTC)
+    assert [moment_of(one) for one in (noon, noon.replace(tzinfo=None), noon.isoformat())] == [noon] * 3
+    assert moment_of("2026-11-27T14:00:00+02:00") == noon
+    assert [moment_of(one) for one in (None, "", "soon", 7)] == [None] * 4
+
+
+def test_the_children_of_a_result_name_the_task_that_its_run_has_joined() -> None:
+    with Celery("joins", set_as_current=False) as app:
+        request = Context(children=[])
+        note_joined(app, request, "holder")
+        children = [one.as_tuple() for one in request.children]
+    assert joined_of(json.loads(json.dumps(children))) == "holder"
+    assert joined_of([*children, [["a link", None], None]]) == "holder"
+    other = [[["a group", None], [[["holder", None], None]]]]
+    assert [joined_of(one) for one in (None, [], other, [[["a link", None], None]])] == [None] * 4
 
 
 def test_a_note_is_left_by_what_is_over_alone() -> None:

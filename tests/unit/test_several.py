@@ -32,6 +32,10 @@ class TestTheOrder:
         for given in permutations([B, RATE, A]):
             assert in_order(given) == (A, B, RATE)
 
+    def test_has_a_rate_last_however_short_its_time_is(self) -> None:
+        fast = Demand("0-rate", 5, 0.1)
+        assert in_order([fast, A]) == (A, fast)
+
     def test_is_the_same_whatever_limits_other_tasks_give_the_keys(self) -> None:
         assert [one.key for one in in_order([Demand("b", 2), Demand("a", 7)])] == ["a", "b"]
 
