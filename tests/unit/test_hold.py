@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from celery_redislock.protocol import commands
 from celery_redislock.protocol.hold import Hold, Phase
 from celery_redislock.protocol.names import Demand, keys_of
-from celery_redislock.protocol.scripts import ACQUIRE, NOTE_TTL, Claim, Command, Note, Passed, Tag
+from celery_redislock.protocol.scripts import ACQUIRE, NOTE_TTL, Call, Claim, Command, Note, Passed, Tag
 from celery_redislock.protocol.tokens import NOTHING, RESERVED, RUNS, Token, known_by
 
 DEMAND = Demand("redislock:{x}")
@@ -123,8 +123,20 @@ def test_a_call_is_used_up_by_an_answer_but_not_by_asking() -> None:
     assert ASKED.answered(1, Tag.GRANTED).call is ASKED.answered(1, Tag.CONFLICT).call is None
 
 
+def test_a_waiter_whose_turn_has_come_asks_with_its_call() -> None:
+    refused = ASKED.answered(1, Tag.CONFLICT)
+    assert refused.acquire(10.0) == commands.acquire(DEMAND, MINE, 10.0, claim=CLAIM)
+    assert refused.called(CALL).asked().acquire(10.0) == commands.acquire(DEMAND, MINE, 10.0, claim=CLAIM, call=CALL)
+
+
+def test_a_hold_whose_token_was_chosen_by_its_caller_is_released_by_that_token() -> None:
+    chosen = Token.of("of the caller")
+    assert HELD.renamed(chosen).ended().release() == commands.release(DEMAND, b"of the caller")
+
+
 def test_a_claim_is_used_up_by_a_grant_alone() -> None:
     assert HELD.claim is None
+    assert HELD == Hold(DEMAND, MINE, places=PLACES, phase=Phase.HELD, asks=1)
     assert ASKED.answered(1, Tag.CONFLICT).claim == ASKED.doubted(1).claim == CLAIM
     assert FRESH.unclaimed() == FRESH._replace(claim=None)
 
@@ -145,6 +157,11 @@ def test_a_publish_reserves_with_its_token() -> None:
     for window in (None, 60.0):
         options = {"in_queue": True, "window": window}
         assert ASKED.reserve(10.0, passed, **options) == commands.reserve(DEMAND.key, MINE, 10.0, passed, **options)
+
+
+def test_a_publish_merges_its_call_with_its_token() -> None:
+    passed, call = Passed(frozenset({"a"})), Call(b"a body", "a channel")
+    assert ASKED.merge(10.0, 20.0, passed, call) == commands.merge(DEMAND.key, MINE, 10.0, 20.0, passed, call)
 
 
 def test_an_undo_names_the_whole_token_and_the_place() -> None:
@@ -171,7 +188,9 @@ def test_an_end_without_a_note_leaves_none_in_any_case_either() -> None:
 
 def test_a_grant_forgets_how_an_earlier_hold_would_have_ended() -> None:
     again = HELD.handed_over(HEIR, 7.0).ended(5.0, NOTE).asked().answered(2, Tag.GRANTED)
-    assert again.ended().release() == commands.release(DEMAND, MINE.owner)
+    assert again.ended().release() == again.release() == commands.release(DEMAND, MINE.owner)
+    assert again == HELD._replace(asks=2)
+    assert HELD.handed_over(HEIR, 7.0).ended(5.0, NOTE).asked() == ASKED._replace(claim=None, call=None, asks=2)
 
 
 @every_phase
