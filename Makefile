@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 TEXTLINT := $(VENV)/node_modules/.package-lock.json
 
-.PHONY: demo test proof compat topologies coverage oldest versions matrix twins celery-suite wheel check prose contracts house docs chaos fuzz drills mutants format bench bench-full clean
+.PHONY: demo test proof compat topologies coverage oldest versions matrix twins celery-suite wheel check prose contracts house docs chaos fuzz drills mutants everywhere format bench bench-full clean
 
 # These also run in every pool, so they are part of make compat.
 IN_POOLS := $(patsubst %,tests/acceptance/test_%.py,line_pools line_rate_limit line_quorum)
@@ -134,6 +134,9 @@ drills: $(STAMP)  ## What `why`, `list` and the alerts say of nine faults, and h
 mutants: $(STAMP)  ## Each mistake of mutants/, in a copy of the code: the test that is named for it must fail
 	@$(BIN)/python -m mutants --table
 	@$(BIN)/python -m mutants
+
+everywhere: $(STAMP)  ## Small changes everywhere in the modules without I/O; MODULE=protocol/names.py changes one. Prints what no test finds
+	@$(BIN)/python -m mutants.everywhere $(MODULE)
 
 format: $(STAMP)
 	@$(BIN)/ruff check --fix-only .

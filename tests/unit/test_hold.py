@@ -136,7 +136,7 @@ def test_a_hold_whose_token_was_chosen_by_its_caller_is_released_by_that_token()
 
 def test_a_claim_is_used_up_by_a_grant_alone() -> None:
     assert HELD.claim is None
-    assert HELD == Hold(DEMAND, MINE, places=PLACES, phase=Phase.HELD, asks=1)
+    assert Hold(DEMAND, MINE, places=PLACES, phase=Phase.HELD, asks=1) == HELD
     assert ASKED.answered(1, Tag.CONFLICT).claim == ASKED.doubted(1).claim == CLAIM
     assert FRESH.unclaimed() == FRESH._replace(claim=None)
 
