@@ -159,6 +159,12 @@ def test_a_publish_reserves_with_its_token() -> None:
         assert ASKED.reserve(10.0, passed, **options) == commands.reserve(DEMAND.key, MINE, 10.0, passed, **options)
 
 
+def test_a_reservation_names_the_window_of_its_task_and_how_long_it_is() -> None:
+    _, keys, values = commands.reserve(DEMAND.key, MINE, 10.0, Passed(), in_queue=True, window=60.0)
+    assert keys == (DEMAND.key, keys_of(DEMAND.key).line, *PLACES)
+    assert (values[0], values[-1]) == ("QwD", "60000")
+
+
 def test_a_publish_merges_its_call_with_its_token() -> None:
     passed, call = Passed(frozenset({"a"})), Call(b"a body", "a channel")
     assert ASKED.merge(10.0, 20.0, passed, call) == commands.merge(DEMAND.key, MINE, 10.0, 20.0, passed, call)
