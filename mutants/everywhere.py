@@ -146,8 +146,9 @@ class Everywhere:
     def _found(self, change: Change, living: dict[Any, list[FunctionType]], tests: Sequence[pytest.Item]) -> str:
         for code in _codes(change.code):
             for function in living.get(_key(code), ()):
-                if code.co_freevars == function.__code__.co_freevars:
-                    function.__code__ = code
+                if code.co_freevars != function.__code__.co_freevars:
+                    return "cannot be made in a living function: it no longer uses a name from outside"
+                function.__code__ = code
         end = time.process_time() + ENOUGH
         for number, item in enumerate(tests):
             for report in runtestprotocol(item, log=False, nextitem=None):
