@@ -6,10 +6,12 @@ of the suite has a result of its own.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import celery
 import pytest
+from celery.app.defaults import DEFAULTS
 
 from celery_redislock import LockedTask
 
@@ -21,6 +23,8 @@ class WaitingTask(LockedTask):
     lock_on_conflict = "wait"
 
 
+# Some apps of the suite have neither their broker nor their results on Redis.
+DEFAULTS["redislock_url"] = os.environ["TEST_BACKEND"]
 celery.Celery.task_cls = f"{__name__}:WaitingTask"
 celery.Task = WaitingTask  # the base of the suite's class-based tasks, which are not imported yet
 
