@@ -18,8 +18,8 @@ from chaos.faults import (
     STOP_WORKER,
     WARM,
 )
-from chaos.story import Line, Story
-from chaos.tasks import LEASE
+from chaos.story import SEVERAL, Line, Story
+from chaos.tasks import LEASE, SHARED
 from chaos.windows import ACK, AT_ONCE, CUT_TOLD, LAPSE, MADE_UP_FOR, NEVER, RENEWAL, RESTORED
 from promises import Excuse
 from tests.lab.ledger import Run
@@ -86,6 +86,7 @@ def of_another_run(story: Story, earlier: list[Run], run: Run) -> Excuse | None:
         cold = story.strikes((COLD,), first.start, ended, first.pid)
         return Excuse.UNFINISHED if cold or story.deaths.get(first.pid, NEVER) <= ended else None
     first = [other for other in earlier if story.is_done(other)][-1]
+    ack = ACK * (3 if first.key.startswith((SEVERAL, SHARED)) else 1)  # each of three keys is released by itself
     if run.start < first.end:
         return Excuse.WENT_ON if _lost_its_lock(story, first, run) else None
     if any(
@@ -95,11 +96,11 @@ def of_another_run(story: Story, earlier: list[Run], run: Run) -> Excuse | None:
     if _stood_still_as_it_received(story, run):
         return Excuse.STOOD_STILL_WITH_THE_MESSAGE
     received, died = _first_receipt(story, run.task_id, first.start), story.deaths.get(first.pid, NEVER)
-    if died <= first.end + ACK:
+    if died <= first.end + ack:
         return Excuse.DIED_BEFORE_ACK
-    if story.strikes((WARM, COLD), first.start, first.end + ACK, first.pid):
+    if story.strikes((WARM, COLD), first.start, first.end + ack, first.pid):
         return Excuse.GIVEN_BACK
-    if _cut(story, first.end - CUT_TOLD, first.end + ACK):
+    if _cut(story, first.end - CUT_TOLD, first.end + ack):
         return Excuse.DISCONNECTED
     if story.strikes((RESTART,), first.start, run.start):
         return Excuse.DATA_LOST
@@ -109,12 +110,12 @@ def of_another_run(story: Story, earlier: list[Run], run: Run) -> Excuse | None:
         return Excuse.SENT_BACK_UNACKED
     if _was_published_twice(story, run):
         return Excuse.PUBLISHED_TWICE
-    leaves_no_note = first.noticed < NEVER or story.strikes(STOPS, first.start, first.end + ACK, first.pid)
+    leaves_no_note = first.noticed < NEVER or story.strikes(STOPS, first.start, first.end + ack, first.pid)
     if leaves_no_note and run.start - received >= RESTORED:
         return Excuse.ACK_TOO_LATE
-    if _cut(story, received, first.end + ACK) and story.strikes(OUTAGES, first.start, first.end + ACK):
+    if _cut(story, received, first.end + ack) and story.strikes(OUTAGES, first.start, first.end + ack):
         return Excuse.RELEASE_IN_DOUBT
-    outages = story.strikes(OUTAGES, first.end - ACK, first.end + ACK)
+    outages = story.strikes(OUTAGES, first.end - ack, first.end + ack)
     if any(died <= outage["until"] + MADE_UP_FOR + AT_ONCE for outage in outages):
         return Excuse.RELEASE_IN_DOUBT
     return None

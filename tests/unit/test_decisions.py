@@ -285,7 +285,7 @@ def test_a_run_is_not_dropped_in_favour_of_a_job_that_is_being_sent() -> None:
         (Replaced.NOT_BEGUN, is_replaced),
         (Joined.REVOKED, None),
     ],
-    ids=str,
+    ids=lambda one: getattr(one, "__name__", str(one)),
 )
 def test_the_text_of_a_revoked_tells_what_has_become_of_the_run(reason: Reason, is_one: object) -> None:
     text = reason.text.format("holder")
