@@ -88,11 +88,14 @@ def _is_message(one: Any) -> bool:
             | {"is": "running", "since": Real() | None, "needs_lock": _}
             | {"is": "dead", "comes_again": _}
             | {"is": "asleep" | "called" | "reserved" | "scheduled" | "limited"}
-            | {"id": str(), "lock": str(), "waited": Real(), "rank": Real()}
         ):
-            texts = [one.get(name) for name in ("lock", "reserved", "eta", "group", "lacks")]
-            return isinstance(one.get("name"), str) and all(isinstance(text, str | None) for text in texts)
-    return False
+            is_known = True
+        case {"id": str(), "lock": str(), "waited": Real(), "rank": Real()}:
+            is_known = "is" not in one  # an answer about all that waits
+        case _:
+            return False
+    texts = [one.get(name) for name in ("lock", "reserved", "eta", "group", "lacks")]
+    return is_known and isinstance(one.get("name"), str) and all(isinstance(text, str | None) for text in texts)
 
 
 def patiently(ask: Callable[[], Answer], waits: float = 0.0) -> Answer:
