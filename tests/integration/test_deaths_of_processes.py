@@ -85,10 +85,6 @@ def test_a_death_is_told_before_anybody_has_waited_for_the_process(start: Start)
     assert process.exitcode == -9, "its end was left to the pool"
 
 
-def test_a_greenlet_whose_id_is_no_pid_is_not_dead() -> None:
-    assert not is_dead(2**47)
-
-
 def test_one_that_is_gone_before_it_is_waited_for_is_told_of(start: Start) -> None:
     gone = start()
     os.kill(gone.pid, 9)
