@@ -91,7 +91,7 @@ def _is_message(one: Any) -> bool:
         ):
             is_known = True
         case {"id": str(), "lock": str(), "waited": Real(), "rank": Real()}:
-            is_known = "is" not in one  # an answer about all that waits
+            is_known = "is" not in one  # an answer to `redislock_waiting`
         case _:
             return False
     texts = [one.get(name) for name in ("lock", "reserved", "eta", "group", "lacks")]
