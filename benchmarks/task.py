@@ -6,10 +6,9 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 from uuid import uuid4
 
-from celery import Celery, signals
+from celery import Celery
 from celery.app.trace import build_tracer
 from celery.utils.imports import symbol_by_name
 from kombu.message import Message
@@ -159,13 +158,8 @@ def _traced(task: Any, args: tuple[Any, ...] = ()) -> Case:
     task = task.app.tasks[task.name]  # the task itself, not the proxy that the decorator returns
     request = _request(task, args)
     uuid, kwargs = request["id"], request["kwargs"]
-    trace: Any
-    if isinstance(task, LockedTask):
-        trace = build_tracer(task.name, task, app=task.app, hostname=HOSTNAME)
-    else:
-        # As if the plugin were not installed, which listens to the end of every task.
-        with patch.object(signals.task_postrun, "receivers", []):
-            trace = build_tracer(task.name, task, app=task.app, hostname=HOSTNAME)
+    task.__trace__ = build_tracer(task.name, task, app=task.app, hostname=HOSTNAME)  # as a worker does at its start
+    trace = task.__trace__
 
     def run() -> None:
         info = trace(uuid, args, kwargs, request).info

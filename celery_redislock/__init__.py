@@ -16,7 +16,6 @@ from .errors import (
 from .lock.lock import Lock
 from .locked import Locked, locked
 from .options import Also
-from .task import run_hooks
 from .task.decorator import locked_task
 from .task.locked_task import LockedTask
 from .task.publish import LockedResult
@@ -56,6 +55,5 @@ def _request_class(task: str, request: object) -> object:
 
 
 hide_setting("redislock_url")  # it may hold a password
-run_hooks.connect()
 worker_init.connect(_begin_worker, weak=False)
 LockedTask.request_class = staticmethod(_request_class)

@@ -169,9 +169,7 @@ class Locked:
         """The lock that the calling block has taken."""
         # Look for it on all servers: the block may have made another app current.
         locks = [lock for (_, of_async), lock in [*self._of_block.items()] if of_async is is_async]
-        return next((lock for lock in reversed(locks) if lock.token is not None), None) or self._block(
-            is_async=is_async
-        )
+        return next((one for one in reversed(locks) if one.token is not None), None) or self._block(is_async=is_async)
 
     def _block(self, *, is_async: bool = False) -> Any:
         """The lock for a block, one per server: a `Lock` tells its threads and contexts apart by itself."""

@@ -84,9 +84,7 @@ class KeyMaker:
             self._namer = _callable_namer(task, lock_key, option)
         else:
             self._namer = template_namer(task, parameters, lock_key, option)
-            self._needed = self._fields = frozenset(
-                field for _, field in parse_template(task, lock_key, option) if field
-            )
+            self._needed = self._fields = frozenset(name for _, name in parse_template(task, lock_key, option) if name)
 
     def completed(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], others: Sequence[KeyMaker] = ()
@@ -106,9 +104,8 @@ class KeyMaker:
             bound = self._signature.bind_partial(*args, **kwargs)
         except TypeError as error:
             raise TypeError(f"{self._task}() {error}") from None
-        required = [
-            p.name for p in self._signature.parameters.values() if p.default is p.empty and p.kind not in _STARS
-        ]
+        parameters = self._signature.parameters.values()
+        required = [one.name for one in parameters if one.default is one.empty and one.kind not in _STARS]
         lacking = [name for name in required if name not in bound.arguments]
         if needed := [name for name in lacking if name in of_name]:
             raise TypeError(f"{self._task}() lacks arguments that its lock's key needs: {', '.join(needed)}")

@@ -170,9 +170,7 @@ def custom_headers(headers: Any) -> dict[str, Any]:
     """The headers that the user has set."""
     if not isinstance(headers, dict):
         return {}
-    return {
-        name: value for name, value in headers.items() if name not in _OF_CELERY and not name.startswith(_OF_RABBITMQ)
-    }
+    return {key: value for key, value in headers.items() if key not in _OF_CELERY and not key.startswith(_OF_RABBITMQ)}
 
 
 def ignores_result(task: Task[..., Any], request: Context) -> bool:

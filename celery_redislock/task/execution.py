@@ -369,13 +369,11 @@ class Execution:
 
         `is_over` says that the run has ended with an outcome, so that nothing that was merged into its message runs.
         """
-        message, reservation = self.message, self.message.header.reservation
+        message, attempt, reservation = self.message, self.message.attempt, self.message.header.reservation
         if reservation is not None:
             is_over = message.has_expired or (is_over and message.options.arguments != "first")
-            never_starts = message.attempt if is_over and not message.delivery.may_be_a_copy else None
-            give_up_reservation(
-                self.plan, message.options, reservation, message.attempt.retries, never_starts=never_starts
-            )
+            never = attempt if is_over and not message.delivery.may_be_a_copy else None
+            give_up_reservation(self.plan, message.options, reservation, attempt.retries, never_starts=never)
 
     def _announce(self, holder: LockInfo, policy: str) -> None:
         """Send the signal `lock_conflict`."""

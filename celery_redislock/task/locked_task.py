@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, cast
 
 from celery import Celery, Signature, Task, states
@@ -36,7 +37,7 @@ from .lock_for import lock_of
 from .lost import is_in_hook
 from .plan import LockAttributes, LockPlan
 from .publish import LockedResult, Publication, is_bare, take_lock_options
-from .run_hooks import before_body
+from .run_hooks import before_body, set_tracer
 
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec
@@ -92,6 +93,9 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
     #: Why the task has no plan: it cannot be locked in this app, which was only ``"given"`` it by another one, or it is
     #: ``"wrong"``, which was found while all tasks were checked. The next use of the task checks again.
     _lock_is_refused: ClassVar[Literal["given", "wrong"] | None] = None
+    _trace: Callable[..., Any] | None = None
+    #: What a worker runs the task with.
+    __trace__ = property(attrgetter("_trace"), set_tracer)
 
     @classmethod
     def bind(cls, app: Celery) -> Celery:

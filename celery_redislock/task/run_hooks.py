@@ -1,6 +1,6 @@
 """Run hooks: what Celery calls right before and after a body.
 
-`before_body` gives the run its `Execution`, which takes the key. `release` releases what `after_return` did not.
+`before_body` gives the run its `Execution`, which takes the key. `set_tracer` releases what `after_return` did not.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
-from celery import Task
+from celery import Task, states
 from celery.app.task import Context
 from celery.exceptions import Ignore, Reject
 from celery.signals import task_postrun
@@ -18,14 +19,16 @@ from celery.signals import task_postrun
 from celery_redislock.errors import describe, fields, run_named
 from celery_redislock.message.delivery import ASKED_KEYS, ON_BEGIN, Delivery, is_requeued
 from celery_redislock.message.header import HEADER, Header
-from celery_redislock.message.message import Message
 from celery_redislock.options import may_have_several
 
 from .execution import EXECUTION, Execution, attach, delivered, execution_of
 from .executions import EagerExecution, JoiningExecution, WorkerExecution
-from .plan import LockAttributes, LockPlan, give_up_reservation
+from .plan import LockPlan, give_up_reservation
 
 logger = logging.getLogger(__name__)
+
+#: The executions that the run in this thread or greenlet has begun: one, or none yet.
+_RUN: ContextVar[list[Execution]] = ContextVar("_RUN")
 
 
 class _TracebackOnce(logging.Filter):
@@ -69,7 +72,13 @@ def before_body(
             _report_begin(Delivery.of(request))
             return False
         message = delivered(task, plan, request)
-        execution = _execution_type(message)(plan, message)
+        execution: Execution
+        if request.is_eager:
+            task_postrun.connect(end_eager, weak=False)
+            execution = EagerExecution(plan, message)
+        else:
+            execution = (JoiningExecution if message.options.on_conflict == "join" else WorkerExecution)(plan, message)
+            _RUN.get().append(execution)
         attach(request, execution)
         if plan.may_have_several and (message.options is plan.options or may_have_several(message.options)):
             execution.take_several(args, kwargs)
@@ -92,12 +101,6 @@ def _report_begin(delivery: Delivery | None) -> None:
             report_begin(delivery.nonce)
 
 
-def _execution_type(message: Message) -> type[Execution]:
-    if message.request.is_eager:
-        return EagerExecution
-    return JoiningExecution if message.options.on_conflict == "join" else WorkerExecution
-
-
 def report(task: Task[..., Any], request: Context, error: Exception) -> None:
     """Log the error that keeps a body from running, unless the task `throws` it or it is reported elsewhere.
 
@@ -113,35 +116,57 @@ def report(task: Task[..., Any], request: Context, error: Exception) -> None:
     logger.error("%s: its body did not run: %s", name, describe(error), exc_info=error, extra=about)
 
 
-def connect() -> None:
-    """Have Celery call `release` after every task that runs in this process."""
-    task_postrun.connect(release, weak=False)
+def set_tracer(task: Any, trace: Callable[..., Any]) -> None:
+    """Set the tracer with which a worker runs `task`: Celery's own, and when it has returned, the run's key is free.
+
+    Celery does not call `after_return` for RETRY, Ignore, Reject, replace(), an error in a hook or SystemExit. It sends
+    `task_postrun` then. But to send a signal takes a twentieth of what a lock costs, and tasks without one pay it too.
+    """
+
+    def run(uuid: str, args: Any, kwargs: Any, request: Mapping[str, Any] | None = None) -> Any:
+        executions: list[Execution] = []
+        token = _RUN.set(executions)
+        # A shutdown's SystemExit or a hook's Reject cuts a run short, and leaves its state unknown. It might not have
+        # stored its result or sent the next step of its chain, so its attempt must not count as over.
+        state = error = None
+        try:
+            traced = trace(uuid, args, kwargs, request)
+            state, error = (states.SUCCESS, None) if traced.info is None else (traced.info.state, traced.info.retval)
+            return traced
+        finally:
+            _RUN.reset(token)
+            if executions:
+                _end(executions[0], state)
+            elif request and not is_requeued(task, error or sys.exception()):
+                _give_up(task, Header.read(request.get(HEADER)), request)  # it ended before it asked for the key
+
+    task._trace = run
 
 
-def release(sender: Any = None, state: str | None = None, retval: Any = None, **_: Any) -> None:
-    """Release the key of a run that ended without `after_return`.
-
-    Celery does not call `after_return` for RETRY, Ignore, Reject, replace(), an error in a hook or SystemExit.
+def end_eager(sender: Any = None, state: str | None = None, **_: Any) -> None:
+    """Do for an eager run, for which Celery uses a tracer of its own, what `set_tracer` does for others.
 
     Args:
         sender: The task.
         state: The state that Celery reports.
-        retval: The result, or the exception that ended the run.
     """
-    if not isinstance(sender, LockAttributes):
-        return
-    task: Any = sender
-    request = task.request_stack.top
-    execution = execution_of(request)
-    if execution is not None:
-        # Celery also reports SUCCESS for a run that a shutdown's SystemExit or a hook's Reject cut short. Such a run
-        # might not have stored its result or sent the next step of its chain, so its attempt must not count as over.
-        execution.end(state if sys.exception() is None else None)
-        # The execution and the request reference each other, which would keep the arguments in memory.
-        delattr(execution.request, EXECUTION)
-        ASKED_KEYS.forget(execution.message.delivery.nonce)  # no effect in a child
-    elif not is_requeued(task, retval):
-        # The run ended before it asked for the key.
-        plan, header = task.lock_plan, Header.read(getattr(request, HEADER, None))
-        if header.reservation is not None and plan is not None and plan.enabled:
-            give_up_reservation(plan, plan.options_for(header), header.reservation, request.retries)
+    execution = execution_of(sender.request_stack.top)
+    if isinstance(execution, EagerExecution):
+        _end(execution, state if sys.exception() is None else None)
+
+
+def _end(execution: Execution, state: str | None) -> None:
+    try:
+        execution.end(state)
+    except Exception:  # the task's own outcome stands
+        about = execution.message.fields("release_failed", key=execution.key)
+        logger.exception("%s: could not release its lock", execution.message.name, extra=about)
+    # The execution and the request reference each other, which would keep the arguments in memory.
+    delattr(execution.request, EXECUTION)
+    ASKED_KEYS.forget(execution.message.delivery.nonce)  # no effect in a child
+
+
+def _give_up(task: Any, header: Header, request: Mapping[str, Any]) -> None:
+    plan = task.lock_plan
+    if header.reservation is not None and plan is not None and plan.enabled:
+        give_up_reservation(plan, plan.options_for(header), header.reservation, request.get("retries") or 0)

@@ -175,10 +175,8 @@ class LockedRequest(Request):
             if run is not None and hold.call is not None:
                 server_of(run.plan.app).pass_on(hold.demand, hold.call)
         if run is not None and run.reservation is not None:
-            never_starts = None if self.delivery.may_be_a_copy else Attempt(str(self.id), run.retries, 0)
-            give_up_reservation(
-                run.plan, run.options, run.reservation, run.retries, self.eta, never_starts=never_starts
-            )
+            attempt = None if self.delivery.may_be_a_copy else Attempt(str(self.id), run.retries, 0)
+            give_up_reservation(run.plan, run.options, run.reservation, run.retries, self.eta, never_starts=attempt)
         return True
 
     def _drop(self) -> None:

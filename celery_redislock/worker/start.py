@@ -1,16 +1,11 @@
-"""What a worker does at startup: warn about mistakes, try the lock server, and add steps to its consumer.
-
-In pools without children, `forget` later frees the slots of runs that end with SystemExit.
-"""
+"""What a worker does at startup: warn about mistakes, try the lock server, and add steps to its consumer."""
 
 from __future__ import annotations
 
 import logging
-import sys
 from typing import Any
 
-from celery.signals import celeryd_after_setup, task_postrun, worker_shutting_down
-from celery.worker import state
+from celery.signals import celeryd_after_setup, worker_shutting_down
 
 from celery_redislock.message.delivery import ASKED_KEYS, ON_BEGIN, STOPS
 from celery_redislock.task.check import unlocked_tasks
@@ -54,7 +49,6 @@ def prepare(sender: Any) -> None:
     ON_BEGIN[:] = [EARLY_ACKS.report_begin]
     ASKED_KEYS.open()
     STOPS.open()
-    task_postrun.connect(forget, weak=False)
 
 
 def try_servers(instance: Any = None, **_: Any) -> None:
@@ -66,18 +60,3 @@ def try_servers(instance: Any = None, **_: Any) -> None:
     for app in {plan.app for plan in plans if plan is not None and plan.enabled}:
         try_lock_server(app)
         warn_of_broker(app)
-
-
-def forget(task_id: str = "", **_: Any) -> None:
-    """Make Celery forget the request of a run that ended with SystemExit, or another error that is not an Exception.
-
-    In the pools `threads`, `gevent` and `eventlet`, Celery 5.7 fails while it handles such a run, and counts the
-    request as running until the worker exits. The run would keep its slot, and messages that wait in this worker
-    would not get it. In a child of `prefork` there is nothing to forget.
-    """
-    error = sys.exception()
-    if error is None or isinstance(error, Exception):
-        return
-    request = state.requests.get(task_id)
-    if request is not None:
-        state.task_ready(request)

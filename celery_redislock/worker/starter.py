@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -158,9 +159,16 @@ class GatedSlots(Slots):
         super()._start(request)
 
     def _run_ends(self, task_id: str = "", **_: Any) -> None:
-        """Handle the end of a run, in the pools that run tasks in this process."""
-        request = state.requests.get(task_id)
+        """Handle the end of a run, in the pools that run tasks in this process.
+
+        If it ended with SystemExit, or another error that is not an Exception, make Celery forget its request: Celery
+        5.7 fails while it handles such a run, and counts the request as running until the worker exits. The run would
+        keep its slot, and messages that wait in this worker would not get it.
+        """
+        request, error = state.requests.get(task_id), sys.exception()
         if request is not None:
+            if error is not None and not isinstance(error, Exception):
+                state.task_ready(request)
             self._note_end(request)
             self._running.discard(request)
         if self._fetched or self._claims:

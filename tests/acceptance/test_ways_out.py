@@ -25,7 +25,7 @@ def test_success_and_failure_release_in_after_return(tasks, start_worker, locks)
 
 
 @pytest.mark.parametrize("how", ["ignore", "reject"])
-def test_what_skips_after_return_releases_at_postrun(tasks, start_worker, ledger, locks, how):
+def test_what_skips_after_return_releases_when_the_run_has_been_traced(tasks, start_worker, ledger, locks, how):
     start_worker(1)
     tasks.ends.delay("k", how)
     after_it = tasks.ends.delay("k", "success")
@@ -33,6 +33,12 @@ def test_what_skips_after_return_releases_at_postrun(tasks, start_worker, ledger
     assert after_it.get() == "success"
     assert ledger.items() == [how, "success"]
     wait_until(lambda: locks.client.keys() == [], "nothing is left")
+
+
+def test_a_task_without_a_lock_ends_in_a_child_without_a_call_of_ours(tasks, start_worker):
+    start_worker(1)
+    assert tasks.ends.delay("k", "ignore").ready() is False
+    assert tasks.hears.delay().get(timeout=10) == []
 
 
 def test_retry_releases_and_its_next_attempt_takes_the_key_anew(tasks, start_worker, ledger, locks):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from celery import Celery
+from celery.app.trace import trace_task
 from celery.app.utils import Settings, bugreport
+from celery.exceptions import Ignore
 from pydantic import BaseModel
 
 from celery_redislock import celery_port
@@ -104,6 +107,24 @@ def test_the_body_that_autoretry_calls_can_be_replaced(app):
     assert body() == "before"
     celery_port.set_retried_body(task, lambda: "after")
     assert task.apply().get() == "after"
+
+
+def test_a_tracer_is_kept_in_the_task_called_by_what_is_there_and_tells_the_state(app):
+    @app.task(name="contracts.traced", shared=False, bind=True)
+    def traced(self: Any, how: type[Exception] | None) -> str:
+        if how is not None:
+            raise how
+        return "done"
+
+    task = app.tasks["contracts.traced"]
+    assert task.__trace__ is None
+    assert trace_task(task, "id", (None,), {}, {"id": "id"}, app=app).info is None
+    tracer, seen = task.__trace__, []
+    task.__trace__ = lambda *args: seen.append(tracer(*args)) or seen[-1]
+    trace_task(task, "id", (Ignore,), {}, {"id": "id"}, app=app)
+    trace_task(task, "id", (KeyError,), {}, {"id": "id"}, app=app)
+    assert [one.info.state for one in seen] == ["IGNORED", "FAILURE"]
+    assert isinstance(seen[0].info.retval, Ignore)
 
 
 def test_a_task_without_autoretry_has_no_such_body(app):

@@ -12,7 +12,7 @@ import pytest
 import redis
 from celery import Celery, states
 from celery._state import _set_task_join_will_block
-from celery.app.trace import build_tracer
+from celery.app.trace import trace_task
 
 from celery_redislock.connection.connect import connect
 from celery_redislock.connection.store import LockStore
@@ -144,7 +144,7 @@ def deliver(config: Config) -> Callable[..., tuple[str, Any]]:
             request.setdefault(DELIVERY, arrived(task, request))
         _set_task_join_will_block(True)
         try:
-            traced = build_tracer(name, task, app=app)(request["id"], args, {}, request)
+            traced = trace_task(task, request["id"], args, {}, request, app=app)
         finally:
             _set_task_join_will_block(False)
         return traced.info.state if traced.info else states.SUCCESS, traced.retval

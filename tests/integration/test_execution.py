@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from celery.app.trace import build_tracer
+from celery.app.trace import trace_task
 from celery.exceptions import SoftTimeLimitExceeded
 from redis.connection import AbstractConnection as Connection
 
@@ -22,7 +22,7 @@ from celery_redislock.message import message
 from celery_redislock.message.header import Header
 from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.names import NOTE, Demand, keys_of
-from celery_redislock.protocol.scripts import ACQUIRE
+from celery_redislock.protocol.scripts import ACQUIRE, RELEASE
 from celery_redislock.protocol.tokens import Attempt
 from tests.lab.app import make_app
 from tests.lab.arrivals import arrived
@@ -49,7 +49,7 @@ def deliver(config):
             **request,
         }
         request["redislock_delivery"] = arrived(task, request, held_for)
-        traced = build_tracer(name, task, app=app)("id", args, {}, request)
+        traced = trace_task(task, "id", args, {}, request, app=app)
         return traced.info and traced.info.state, traced.retval
 
     return run
@@ -100,9 +100,20 @@ def test_from_the_hook_to_redis_py_a_run_goes_through_at_most_eight_frames_of_ou
 
     monkeypatch.setattr(Connection, "send_packed_command", noting)
     deliver("lab.work", "k", "item")
-    acquiring = [stack for stack in stacks if stack[:1] == ["before_start"]]
+    acquiring = [stack[1:] for stack in stacks if stack[1:2] == ["before_start"]]
     assert acquiring
     assert [stack for stack in acquiring if len(stack) > 8] == []
+
+
+def test_a_time_limit_that_strikes_while_an_ignored_run_is_released_changes_no_outcome(
+    deliver, locks, lock_proxy, caplog
+):
+    locks.client.script_load(RELEASE.text)
+    release = lock_proxy.delay(60, where=RELEASE.sha.encode(), nth=1)
+    with raised_at(release, SoftTimeLimitExceeded()):
+        state, _ = deliver("lab.ends", "k", "ignore")
+    assert state == "IGNORED"
+    assert "task lab.ends[id]: could not release its lock" in caplog.text
 
 
 def test_a_late_acked_message_is_given_back_to_the_broker(deliver, held, ledger):
@@ -377,7 +388,7 @@ def test_begun_work_that_meets_an_outage_comes_back_as_begun_work(config, lock_p
     delivery_info = {"exchange": "", "routing_key": config.queue, "redelivered": True}
     request = {"id": "id", "retries": 0, "delivery_info": delivery_info, "hostname": "w@host"}
     request["redislock_delivery"] = arrived(task, request)
-    traced = build_tracer(task.name, task, app=app)("id", ("k",), {}, request)
+    traced = trace_task(task, "id", ("k",), {}, request, app=app)
     assert traced.info.state == "IGNORED"
     message = json.loads(broker_server.client.lpop(config.queue))
     assert message["headers"]["redislock"].get("begun") is True
@@ -391,6 +402,6 @@ def test_a_run_that_is_cut_short_before_its_result_is_stored_leaves_neither_key_
     delivery_info = {"exchange": "", "routing_key": config.queue, "redelivered": True}
     request = {"id": "id", "retries": 0, "delivery_info": delivery_info, "hostname": "w@host"}
     with pytest.raises(SystemExit):
-        build_tracer(task.name, task, app=app)("id", ("k", "item"), {}, request)
+        trace_task(task, "id", ("k", "item"), {}, request, app=app)
     wait_until(lambda: not locks.held(), "the key is free", 5)
     assert locks.client.keys() == []

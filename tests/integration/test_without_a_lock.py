@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from celery import Celery
-from celery.app.trace import build_tracer
+from celery.app.trace import trace_task
 from celery.exceptions import TaskRevokedError
 
 from celery_redislock import LockConfigError, LockConflict, LockedTask, locked
@@ -116,8 +116,8 @@ class TestSwitchedOff:
         def tracked(self):
             return self.AsyncResult(self.request.id).state
 
-        run = build_tracer(tracked.name, tracked, app=app)
-        assert run("id", (), {}, {"id": "id", "hostname": "w@host"}).retval == "STARTED"
+        request = {"id": "id", "hostname": "w@host"}
+        assert trace_task(tracked, "id", (), {}, request, app=app).retval == "STARTED"
 
     def test_switched_on_again_it_is_locked_again(self, app, rebuild):
         app.conf.redislock_enabled = False

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from celery import Celery
+from celery import Celery, Task
 from celery.exceptions import Ignore, Reject
+from celery.signals import task_postrun
 
 from celery_redislock import LockedTask
 from tests.lab.ledger import Ledger
@@ -61,6 +62,11 @@ def define(app: Celery, ledger: Ledger) -> None:
         """Its own before_start forgets super()."""
         with ledger.run("unhooked"):
             pass
+
+    @locked("hears", base=Task, ignore_result=False)
+    def hears() -> list[str]:
+        """Who hears of the end of each task in this process."""
+        return [str(receiver) for _, receiver in task_postrun.receivers]
 
 
 class _FailingHook(LockedTask):
