@@ -401,6 +401,7 @@ def test_a_run_that_is_cut_short_before_its_result_is_stored_leaves_neither_key_
     task = app.tasks["lab.cut_short"]
     delivery_info = {"exchange": "", "routing_key": config.queue, "redelivered": True}
     request = {"id": "id", "retries": 0, "delivery_info": delivery_info, "hostname": "w@host"}
+    request["redislock_delivery"] = arrived(task, request)
     with pytest.raises(SystemExit):
         trace_task(task, "id", ("k", "item"), {}, request, app=app)
     wait_until(lambda: not locks.held(), "the key is free", 5)
