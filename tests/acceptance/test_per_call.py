@@ -11,6 +11,7 @@ from celery.exceptions import TaskRevokedError
 
 from celery_redislock import LockConflict
 from celery_redislock.message.header import HEADER
+from celery_redislock.protocol.names import GONE
 from tests.conftest import on_every_broker
 from tests.lab.servers import wait_until
 
@@ -92,7 +93,7 @@ class TestScopeJob:
         nothing_is_left()
 
     def test_a_retry_revoked_before_the_run_that_sent_it_has_ended_frees_its_key(
-        self, tasks, app, start_worker, running, nothing_is_left, gate, tmp_path
+        self, tasks, app, start_worker, running, locks, nothing_is_left, gate, tmp_path
     ):
         """Only the options of its message tell the main process that the run before would leave it the key."""
         worker, before = start_worker(2), tmp_path / "before"
@@ -102,6 +103,7 @@ class TestScopeJob:
         wait_until(lambda: f"Tasks flagged as revoked: {first.id}" in worker.output(), "the worker knows")
         before.touch()
         wait_until(lambda: f"Discarding revoked task: lab.run_again[{first.id}]" in worker.output(), "it is revoked")
+        wait_until(lambda: any(GONE.encode() in key for key in locks.held()), "its claim is given up")
         gate.open()
         nothing_is_left()
 

@@ -310,10 +310,11 @@ class TestARoom:
 
 
 class TestAHolder:
-    def test_is_found_by_who_knows_no_limit_wherever_its_permit_is(self, store, take, permits):
+    @pytest.mark.parametrize("capacity", [50, 2])
+    def test_is_found_by_who_knows_no_limit_wherever_its_permit_is(self, store, take, permits, capacity):
         take("a", THREE), take("b", THREE)
         last = take("c", THREE)
-        assert store.release(Demand(KEY, 50), known_by(last.nonce))
+        assert store.release(Demand(KEY, capacity), known_by(last.nonce))
         assert permits() == {1: "a", 2: "b"}
 
     def test_that_gives_up_a_reservation_frees_its_permit(self, store, take, permits):
