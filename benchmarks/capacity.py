@@ -13,7 +13,7 @@ from rich.table import Table
 from celery_redislock.connection.connect import connect
 from celery_redislock.protocol import commands, scripts, tokens
 from celery_redislock.protocol.names import Demand
-from celery_redislock.protocol.scripts import Command
+from celery_redislock.protocol.scripts import Command, Tag
 
 from .findings import Findings
 from .server import valkey
@@ -116,17 +116,17 @@ def _load(url: str, at_once: int, name: str) -> None:
     token = tokens.mint(tokens.mint_nonce(), tokens.Attempt(name, 0, 0), tokens.origin("worker@host", "shop.export"))
     demands = [Demand(f"redislock:{{shop.export:{name}:{one}}}") for one in range(at_once)]
     while True:
-        _send(connections, [commands.acquire(demand, token, 30.0) for demand in demands])
-        _send(connections, [commands.release(demand, token.owner, None) for demand in demands])
+        _send(connections, [commands.acquire(demand, token, 30.0) for demand in demands], Tag.GRANTED)
+        _send(connections, [commands.release(demand, token.owner, None) for demand in demands], Tag.RELEASED)
 
 
-def _send(connections: list[Any], all_of: list[Command]) -> None:
+def _send(connections: list[Any], all_of: list[Command], expected: Tag) -> None:
     """Send a command on each connection, and then read all answers."""
     for connection, (script, keys, values) in zip(connections, all_of, strict=True):
         connection.send_command("EVALSHA", script.sha, len(keys), *keys, *values)
     answers = [connection.read_response() for connection in connections]
-    if answers != [1] * len(answers):
-        raise RuntimeError(f"a key was contended: {answers}")
+    if answers != [expected] * len(answers):
+        raise RuntimeError(f"not all were {expected.value!r}: {answers}")
 
 
 if __name__ == "__main__":
