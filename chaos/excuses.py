@@ -104,7 +104,8 @@ def of_another_run(story: Story, earlier: list[Run], run: Run) -> Excuse | None:
         return Excuse.DIED_BEFORE_ACK
     if story.strikes((WARM, COLD), first.start, first.end + ack, first.pid):
         return Excuse.GIVEN_BACK
-    if _cut(story, first.end - CUT_TOLD, first.end + ack):
+    stops = story.strikes((STOP_WORKER,), first.start, first.end + ack, first.pid)  # no ack was sent until then
+    if _cut(story, first.end - CUT_TOLD, max([first.end, *(stop["until"] for stop in stops)]) + ack):
         return Excuse.DISCONNECTED
     if story.strikes((RESTART,), first.start, run.start):
         return Excuse.DATA_LOST

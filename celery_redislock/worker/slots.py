@@ -35,10 +35,9 @@ def slots_of(pool: Any) -> int:
 
     In a cold shutdown, the pool stops first, while messages still wait in its worker.
     """
-    if not pool.active:
-        return 0
-    slots: int = pool.num_processes if pool.uses_semaphore else pool.limit
-    return slots
+    with suppress(AttributeError):  # a signal for a cold shutdown stops the pool, even between these two
+        return int(pool.num_processes if pool.uses_semaphore else pool.limit) if pool.active else 0
+    return 0
 
 
 class Slots(ABC):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from celery.concurrency import prefork, solo, thread
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
@@ -23,6 +24,13 @@ def test_a_pool_has_its_slots_between_its_start_and_its_end() -> None:
 
 def test_a_pool_that_has_lost_its_processes_to_a_cold_shutdown_has_no_slot() -> None:
     assert slots_of(prefork.TaskPool(2)) == 0
+
+
+def test_a_pool_that_a_signal_has_stopped_since_it_was_looked_at_has_no_slots() -> None:
+    """Chaos has seen it: in a cold shutdown, a message came at that moment."""
+    pool = prefork.TaskPool(2)
+    with patch.object(prefork.TaskPool, "active", True):
+        assert slots_of(pool) == 0
 
 
 def test_the_solo_pool_has_one_slot() -> None:
