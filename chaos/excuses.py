@@ -76,7 +76,7 @@ def of_loss(story: Story, loss: Line) -> Excuse | None:
     if "deadline" in loss["reason"] and story.strikes((*OUTAGES, CUT_LOCKS, DROP), start, loss["at"]):
         return Excuse.UNREACHABLE
     # It has ended, and its keys are released one by one, each of which waits for the server: its last one has lapsed.
-    has_ended = len(runs) > 1 and all(run.end < loss["at"] for run in runs)
+    has_ended = "release" in loss["reason"] and len(runs) > 1 and all(run.end < loss["at"] for run in runs)
     if has_ended and story.strikes(OUTAGES, start, loss["at"] - (LEASE - RENEWAL)):
         return Excuse.UNREACHABLE
     return None

@@ -32,10 +32,11 @@ _RUN: ContextVar[list[Execution]] = ContextVar("_RUN")
 
 
 class _TracebackOnce(logging.Filter):
-    """Keeps tracebacks out of this module's log lines: Celery logs them. Error trackers read them from `exc_info`."""
+    """Keeps the traceback out of `report`'s line: Celery logs it. Error trackers read it from `exc_info`."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        record.exc_text = "(its traceback is in Celery's own line)"  # formatters write this instead of the traceback
+        if getattr(record, "redislock_event", None) == "failed":
+            record.exc_text = "(its traceback is in Celery's own line)"  # formatters write this instead
         return True
 
 
@@ -135,10 +136,14 @@ def set_tracer(task: Any, trace: Callable[..., Any]) -> None:
             return traced
         finally:
             _RUN.reset(token)
-            if executions:
-                _end(executions[0], state)
-            elif request and not is_requeued(task, error or sys.exception()):
-                _give_up(task, Header.read(request.get(HEADER)), request)  # it ended before it asked for the key
+            try:
+                if executions:
+                    _end(executions[0], state)
+                elif request and not is_requeued(task, error or sys.exception()):
+                    _give_up(task, Header.read(request.get(HEADER)), request)  # it ended before it asked for the key
+            except Exception:  # the task's own outcome stands
+                about = fields("release_failed", task=task.name, task_id=uuid)
+                logger.exception("%s: could not release its lock", run_named(task.name, uuid), extra=about)
 
     task._trace = run
 
@@ -156,11 +161,7 @@ def end_eager(sender: Any = None, state: str | None = None, **_: Any) -> None:
 
 
 def _end(execution: Execution, state: str | None) -> None:
-    try:
-        execution.end(state)
-    except Exception:  # the task's own outcome stands
-        about = execution.message.fields("release_failed", key=execution.key)
-        logger.exception("%s: could not release its lock", execution.message.name, extra=about)
+    execution.end(state)
     # The execution and the request reference each other, which would keep the arguments in memory.
     delattr(execution.request, EXECUTION)
     ASKED_KEYS.forget(execution.message.delivery.nonce)  # no effect in a child

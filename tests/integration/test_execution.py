@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from celery.app.trace import trace_task
+from celery.app.trace import build_tracer, trace_task
 from celery.exceptions import SoftTimeLimitExceeded
 from redis.connection import AbstractConnection as Connection
 
@@ -23,7 +23,7 @@ from celery_redislock.message.header import Header
 from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.names import NOTE, Demand, keys_of
 from celery_redislock.protocol.scripts import ACQUIRE, RELEASE
-from celery_redislock.protocol.tokens import Attempt
+from celery_redislock.protocol.tokens import Attempt, mint_nonce
 from tests.lab.app import make_app
 from tests.lab.arrivals import arrived
 from tests.lab.interruption import raised_at
@@ -114,6 +114,19 @@ def test_a_time_limit_that_strikes_while_an_ignored_run_is_released_changes_no_o
         state, _ = deliver("lab.ends", "k", "ignore")
     assert state == "IGNORED"
     assert "task lab.ends[id]: could not release its lock" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")  # of redis-py, to Celery
+def test_a_reservation_that_cannot_be_given_up_changes_no_outcome(config, caplog):
+    app = make_app(config)
+    task = app.tasks["lab.job"]
+    app.conf.redislock_enabled = "perhaps"
+    header = {"claim": mint_nonce(), "key": "redislock:{k}"}
+    request = {"id": "id", "retries": 0, "hostname": "w@host", "delivery_info": {}, "redislock": header}
+    task.__trace__ = build_tracer(task.name, task, app=app)
+    assert task.__trace__("id", ("k",), {}, request).info.state == "FAILURE"
+    assert "task lab.job[id]: could not release its lock\nTraceback" in caplog.text
+    app.close()
 
 
 def test_a_late_acked_message_is_given_back_to_the_broker(deliver, held, ledger):
