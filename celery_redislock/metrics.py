@@ -69,12 +69,8 @@ CONFLICTS = Counter(
 LOST = Counter("celery_redislock_lost", "Locks that runs have lost before they released them.", ["task", "reason"])
 MERGED = Counter("celery_redislock_merged", "Calls that were merged into a waiting message.", ["task"])
 REPLACED = Counter("celery_redislock_replaced", "Runs that were revoked because a newer call replaced them.", ["task"])
-SUPERSEDED = Counter(
-    "celery_redislock_superseded", "Runs that were revoked because a newer call's run had begun.", ["task"]
-)
-UNAVAILABLE = Counter(
-    "celery_redislock_unavailable", "Runs and publishes that could not reach the lock server.", ["task"]
-)
+SUPERSEDED = Counter("celery_redislock_superseded", "Runs revoked because a newer call's run had begun.", ["task"])
+UNAVAILABLE = Counter("celery_redislock_unavailable", "Runs and publishes that could not reach Redis.", ["task"])
 HOLD = Histogram("celery_redislock_hold_seconds", "How long a run held its lock.", ["task"], buckets=_SECONDS)
 WAIT = Histogram(
     "celery_redislock_wait_seconds", "How long a message waited for its lock, if it had to.", ["task"], buckets=_SECONDS

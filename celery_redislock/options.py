@@ -305,10 +305,8 @@ def check_of_call(task: str, name: str, value: Any) -> None:
         raise LockConfigError(f"{task}: {option} is not known; {meant}; a call may set {of_calls}")
     if name not in PER_CALL:
         setting = f", or redislock_{name} for the app" if name in OPTIONS else ""
-        where = f"set it in the decorator or the class of the task{setting}"
-        raise LockConfigError(
-            f"{task}: {option} is an option of the task, not of a call: {where}; a call may set {of_calls}"
-        )
+        instead = f"set it in the decorator or the class of the task{setting}; a call may set {of_calls}"
+        raise LockConfigError(f"{task}: {option} is an option of the task, not of a call: {instead}")
     _check(f"{task}: {option}", value, OPTIONS[name])
 
 

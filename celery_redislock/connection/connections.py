@@ -12,7 +12,7 @@ import redis
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from celery_redislock.errors import shown
-from celery_redislock.protocol.scripts import Command, Reply, Tag, Text
+from celery_redislock.protocol.scripts import LOST, Command, Reply, Text
 
 from . import redis_port
 from .pool import ConnectionQueue, NoConnectionFree
@@ -109,7 +109,7 @@ class Connection:
             return
         self.late = None
         try:
-            late.on_reply(reply != Tag.LOST)
+            late.on_reply(reply != LOST)
         except Exception:
             key = shown(late.command.keys[0])
             logger.exception("could not handle the lock server's reply %r about lock %s", reply, key)

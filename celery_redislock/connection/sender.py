@@ -14,7 +14,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from celery_redislock.errors import LockUnavailable, describe
 from celery_redislock.protocol import commands
 from celery_redislock.protocol.names import Demand
-from celery_redislock.protocol.scripts import Command, Reply, Script, Tag
+from celery_redislock.protocol.scripts import LOST, Command, Reply, Script
 
 from .connections import Late
 from .outage import REFUSALS, Outage
@@ -178,7 +178,7 @@ class Sender:
             LockUnavailable: The server did not answer, or refused the command.
         """
         reply, _, resent = self.ask(command)
-        return resent or reply[0] != Tag.LOST
+        return resent or reply[0] != LOST
 
     def send_late(self, command: Command, on_reply: Callable[[bool], object], in_doubt: Callable[[], object]) -> None:
         """Send `command`, which must be safe to send twice, and return without waiting for its reply.

@@ -29,7 +29,7 @@ from celery_redislock.protocol.replies import (
     Stopped,
     Superseded,
 )
-from celery_redislock.protocol.scripts import Call, Command, Note, Numbered, Passed, Reply, Tag
+from celery_redislock.protocol.scripts import GRANTED, Call, Command, Note, Numbered, Passed, Reply, Tag
 from celery_redislock.protocol.tokens import Token, unescape
 
 from .connections import Connections
@@ -156,7 +156,7 @@ class LockStore:
         if reply[0] in {Tag.OUTSTANDING, Tag.WINDOW}:
             return Outstanding.of(reply)
         key = owner.hold.demand.key
-        return Reserved(key if reply[0] == Tag.GRANTED else keys_of(key).queued)
+        return Reserved(key if reply[0] == GRANTED else keys_of(key).queued)
 
     def merge(
         self, owner: Owner, ttl: float, queued_ttl: float, passed: Passed, call: Call
@@ -329,9 +329,9 @@ class LockStore:
 
 def _meaning(reply: Reply, sent_at: float) -> Answer:
     """What the reply to an acquire that was sent at `sent_at` means."""
+    if reply[0] == GRANTED:
+        return Granted.of(reply, sent_at)
     match reply[0]:
-        case Tag.GRANTED:
-            return Granted.of(reply, sent_at)
         case Tag.FINISHED:
             return Finished()
         case Tag.DUE:

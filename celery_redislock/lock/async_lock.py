@@ -109,9 +109,9 @@ class Lock(Handle):
             LockLost: The lock is no longer held.
             LockUnavailable: Redis did not answer, or refused the command; it is sent again until the key expires.
         """
-        held = self._leave()
-        if held is not None:
-            self._released(held, was_held=await self._server().release(held))
+        entry = self._leave()
+        if entry is not None:
+            self._released(entry.held, was_held=await AsyncServer.here(entry.server).release(entry.held))
 
     async def extend(self, additional_time: float | None = None, replace_ttl: bool = False) -> Literal[True]:
         """Give the key more time.
@@ -175,7 +175,7 @@ class Lock(Handle):
 
     async def _acquire(self, sleep: float | None, timeout: float | None) -> Conflict | None:
         here = self._server()
-        entry: Entry | None = self._enter_again(here.server.store) if self.reentrant else None
+        entry: Entry | None = self._enter_again(here.server) if self.reentrant else None
         if entry is None:
             held = LockOfLoop(here, self._hold(), self.timeout or math.inf)
             poll = self.sleep if sleep is None else sleep

@@ -25,7 +25,6 @@ from redis.exceptions import LockError
 from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LONGEST, LockConfigError, LockLost, shown
 from celery_redislock.hold.held_lock import KEY_GONE, NOT_OURS, HeldLock, State
-from celery_redislock.hold.keeper import Keeper
 from celery_redislock.options import check_limit
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.hold import Hold, Phase
@@ -47,16 +46,18 @@ class Entry:
 
     Args:
         held: The lock.
-        keeper: Renews the lock as long as this object lives; None if other code renews the lock, or nothing does.
+        server: The lock server that granted it.
+        is_renewed: Whether the server's keeper renews the lock as long as this object lives. If not, other code renews
+            the lock, or nothing does.
         is_own: Whether the last release of this entry releases the key. False if a task's request owns the lock.
     """
 
-    def __init__(self, held: HeldLock, keeper: Keeper | None, *, is_own: bool = True) -> None:
-        self.held = held
-        self.is_own = is_own
+    __slots__ = ("__weakref__", "_is_renewed", "_owner", "count", "held", "is_own", "server")
+
+    def __init__(self, held: HeldLock, server: LockServer, *, is_renewed: bool = False, is_own: bool = True) -> None:
+        self.held, self.server, self.is_own = held, server, is_own
+        self._is_renewed = is_renewed
         self.count = 1
-        self._keeper = keeper
-        self._pid = os.getpid()
         self._owner: Any = None
 
     def __del__(self) -> None:
@@ -64,14 +65,14 @@ class Entry:
 
     def end_renewal(self) -> None:
         """Have the keeper stop renewing the lock."""
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            keeper.remove(self.held)
+        if self._is_renewed:
+            self._is_renewed = False
+            self.server.keeper.remove(self.held)
 
     @property
     def is_of_this_process(self) -> bool:
         """Whether this process made the entry. A child forked later does not hold the lock."""
-        return self._pid == os.getpid()
+        return self.server.pid == os.getpid()
 
     @property
     def is_mine(self) -> bool:
@@ -81,7 +82,8 @@ class Entry:
     def own_by_context(self) -> None:
         """Make the calling context the owner, so that `entry_of_context` finds the entry there."""
         self._owner = _owner()
-        _entries.set((*_not_ended(), weakref.ref(self)))
+        held_too = [one for one in _entries.get() if (entry := one()) is not None and entry.count > 0]
+        _entries.set((*held_too, weakref.ref(self)))
 
     def leave(self) -> bool:
         """Record that a `Lock` object has left; return whether it was the last."""
@@ -89,15 +91,15 @@ class Entry:
         return self.count == 0
 
 
-def entry_of_context(store: LockStore, key: str) -> Entry | None:
+def entry_of_context(server: LockServer, key: str) -> Entry | None:
     """The calling context's entry for `key`; None if there is none or its lock is lost."""
     for reference in _entries.get():
         entry = reference()
         if (
             entry is not None
-            and entry.held.key == key
-            and entry.held.store is store
             and entry.count > 0
+            and entry.held.key == key
+            and entry.server is server
             and entry.held.remaining > 0
             and entry.is_of_this_process
             and entry.is_mine
@@ -116,11 +118,6 @@ def check_fence(held: HeldLock, fence: bool) -> None:
         raise LockConfigError(
             f"the lock {held.key} is already held without a fence: ask for the fence in the outermost block"
         )
-
-
-def _not_ended() -> tuple[weakref.ref[Entry], ...]:
-    """The context's entries that have not ended. Called when an entry is added, to forget the ended ones."""
-    return tuple([one for one in _entries.get() if (entry := one()) is not None and entry.count > 0])
 
 
 def _owner() -> tuple[int, Any]:
@@ -266,8 +263,8 @@ class Handle:
             local.entry = local.token = None
         return entry
 
-    def _leave(self) -> HeldLock | None:
-        """Record one release. Return the lock if its key must now be released: send that, and call `_released`.
+    def _leave(self) -> Entry | None:
+        """Record one release. Return the entry if its key must now be released: send that, and call `_released`.
 
         Raises:
             LockError: This object does not hold the lock.
@@ -276,8 +273,7 @@ class Handle:
         if not (entry.leave() and entry.is_own):
             return None
         entry.end_renewal()
-        entry.held.hold = entry.held.hold.ended()
-        return entry.held
+        return entry  # nothing else refers to it now, so nothing needs to know that its hold ends
 
     def _released(self, held: HeldLock, *, was_held: bool) -> None:
         """Record the reply to the release.
@@ -287,7 +283,6 @@ class Handle:
         """
         if not was_held:
             held.lose(NOT_OURS)
-        held.hold = held.hold.over()
         if held.was_lost:  # the keeper may know of a loss that a lost reply hid from this release
             held.check()
 
@@ -313,7 +308,7 @@ class Handle:
 
     def _keep(self, server: LockServer, held: HeldLock) -> Entry:
         """The entry of a lock that was just granted."""
-        entry = Entry(held, server.keeper if self.renew else None)
+        entry = Entry(held, server, is_renewed=self.renew)
         if self.renew:
             server.keeper.add(held)
         if self.reentrant:
@@ -327,18 +322,18 @@ class Handle:
             return False
         return any(one.owner == entry.held.token.owner for one in found.holders)
 
-    def _enter_again(self, store: LockStore) -> Entry | None:
+    def _enter_again(self, server: LockServer) -> Entry | None:
         """Enter the lock again if the caller already holds its key. Return None if the key must be acquired.
 
         Raises:
             LockConfigError: The lock is held without a fence, and this object asks for one.
         """
-        entry = entry_of_context(store, self.key)
+        entry = entry_of_context(server, self.key)
         if entry is not None:
             check_fence(entry.held, self._fence)
             entry.count += 1
             return entry
-        held = self._held_around(store)
+        held = self._held_around(server.store)
         if held is None:
             return None
         check_fence(held, self._fence)
@@ -346,7 +341,7 @@ class Handle:
         if mine is not None and mine.held is held:  # this object has entered that lock before
             mine.count += 1
             return mine
-        return Entry(held, None, is_own=False)
+        return Entry(held, server, is_own=False)
 
     def _held_around(self, store: LockStore) -> HeldLock | None:
         """The lock on this key that surrounding code, such as a task's run, already holds. Subclasses override this."""
@@ -373,9 +368,10 @@ class Handle:
         if self.demand.capacity > 1:
             raise LockConfigError(f"lock {self.key}: a lock with a limit cannot take over the token of another object")
         hold = Hold(self.demand, Token.of(token), phase=Phase.HELD)
-        held = HeldLock(LockServer.behind(self.redis).store, hold, self.timeout or math.inf)
+        server = LockServer.behind(self.redis)
+        held = HeldLock(server.store, hold, self.timeout or math.inf)
         held.start_lease(time.monotonic())
-        return Entry(held, None)
+        return Entry(held, server)
 
     def _limited(self, verb: str) -> HeldLock:
         """Return the held lock if it has a timeout. Otherwise raise the error that redis-py's lock raises."""

@@ -88,9 +88,9 @@ class Lock(Handle):
             LockLost: The lock is no longer held.
             LockUnavailable: Redis did not answer, or refused the command; the key expires with its timeout.
         """
-        held = self._leave()
-        if held is not None:
-            self._released(held, was_held=LockServer.behind(self.redis).store.send(held.hold.release()))
+        entry = self._leave()
+        if entry is not None:
+            self._released(entry.held, was_held=entry.server.store.send(entry.held.hold.release()))
 
     def extend(self, additional_time: float | None = None, replace_ttl: bool = False) -> Literal[True]:
         """Give the key more time.
@@ -151,7 +151,7 @@ class Lock(Handle):
 
     def _acquire(self, sleep: float | None, timeout: float | None, token: Token | None = None) -> Conflict | None:
         server = LockServer.behind(self.redis)
-        taken: Entry | Conflict | None = self._enter_again(server.store) if self.reentrant else None
+        taken: Entry | Conflict | None = self._enter_again(server) if self.reentrant else None
         if taken is None:
             taken = self._take(server, timeout, self.sleep if sleep is None else sleep, token)
         if isinstance(taken, Conflict):

@@ -229,7 +229,7 @@ def _would_stop_the_loop(holder: LockInfo) -> LockConfigError:
 
 def servers_of(owner: Any) -> dict[int, LockServer]:
     """The lock servers of a pool or an app, by process id. A forked child cannot use its parent's."""
-    servers: dict[int, LockServer] = vars(owner).setdefault(_SERVERS, {})
+    servers: dict[int, LockServer] = vars(owner).get(_SERVERS) or vars(owner).setdefault(_SERVERS, {})
     return servers
 
 

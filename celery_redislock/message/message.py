@@ -52,9 +52,8 @@ class Message:
         self.options = options
         header = getattr(request, HEADER, None)
         self.header = NO_HEADER if header is None else Header.read(header)
-        self.attempt = Attempt(
-            str(request.id), request.retries or 0, request.replaced_task_nesting or 0, self.header.publish
-        )
+        replaced = request.replaced_task_nesting or 0
+        self.attempt = Attempt(str(request.id), request.retries or 0, replaced, self.header.publish)
         given = Delivery.of(request)
         self.delivery = given or Delivery(mint_nonce(), acks_late=bool(task.acks_late), stops=STOPS.number)
 

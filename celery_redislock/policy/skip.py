@@ -84,9 +84,8 @@ def supersede(message: Message, newer: str | None) -> NoReturn:
 
 def is_skipped(text: str) -> bool:
     """Whether `text`, the reason that is stored with a REVOKED, tells that the policy has skipped a duplicate."""
-    return text.startswith(
-        tuple(one.text.partition("{")[0] for one in (Skipped.DUPLICATE, Skipped.COOLING, Skipped.SPENT))
-    )
+    duplicates = (Skipped.DUPLICATE, Skipped.COOLING, Skipped.SPENT)
+    return text.startswith(tuple(one.text.partition("{")[0] for one in duplicates))
 
 
 def is_superseded(text: str) -> bool:

@@ -72,6 +72,9 @@ class Tag(bytes, Enum):
     FREE = b"free"
 
 
+#: The tags that each run meets: until Python 3.12, `Tag.GRANTED` is a call of a function.
+GRANTED, LOST = Tag.GRANTED, Tag.LOST
+
 #: A tag, and what the script's header says.
 Reply = Sequence[Any]
 

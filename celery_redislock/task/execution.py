@@ -320,7 +320,7 @@ class Execution:
         except LockUnavailable as error:
             word.send_again(keeper, error)
             is_sent = False
-        # Only now: if a time limit fires before the release was sent, task_postrun calls `end` again.
+        # Only now: if a time limit fires before the release was sent, `end` is called again.
         lock.hold = lock.hold.over()
         if is_sent and signals.lock_released.receivers and lock is self.held and self._has_all:
             signals.lock_released.send(sender=self.task, lock=lock)

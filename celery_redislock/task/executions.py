@@ -266,9 +266,8 @@ class EagerExecution(Execution):
 
     def _share_lock(self, lock: HeldLock) -> bool:
         """Use the lock of the run that calls `apply()`, or of a block around it. Return whether there is one."""
-        store = self._server.store
-        entry = entry_of_context(store, lock.key)
-        outer = entry.held if entry else held_by_request(store, lock.key)
+        entry = entry_of_context(self._server, lock.key)
+        outer = entry.held if entry else held_by_request(self._server.store, lock.key)
         if outer is None:
             return False
         if lock is self.held:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, cast
 from celery import Celery, Signature, Task, states
 from celery.app.task import Context
 from celery.result import EagerResult
+from celery.signals import task_postrun
 from celery.utils.imports import symbol_by_name
 
 from celery_redislock.app import server_of
@@ -37,7 +38,7 @@ from .lock_for import lock_of
 from .lost import is_in_hook
 from .plan import LockAttributes, LockPlan
 from .publish import LockedResult, Publication, is_bare, take_lock_options
-from .run_hooks import before_body, set_tracer
+from .run_hooks import before_body, end_eager, set_tracer
 
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec
@@ -93,9 +94,9 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
     #: Why the task has no plan: it cannot be locked in this app, which was only ``"given"`` it by another one, or it is
     #: ``"wrong"``, which was found while all tasks were checked. The next use of the task checks again.
     _lock_is_refused: ClassVar[Literal["given", "wrong"] | None] = None
-    _trace: Callable[..., Any] | None = None
-    #: What a worker runs the task with.
-    __trace__ = property(attrgetter("_trace"), set_tracer)
+    _lock_trace: Callable[..., Any] | None = None
+    #: What a worker runs the task with. Celery sets it in each process, and `set_tracer` wraps it.
+    __trace__ = property(attrgetter("_lock_trace"), set_tracer, partial(set_tracer, trace=None))
 
     @classmethod
     def bind(cls, app: Celery) -> Celery:
@@ -242,6 +243,7 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
         if any(option.startswith("lock_") for option in options):
             given = take_lock_options(self, self._plan_in_use(), options)
             options["headers"] = {**(options.get("headers") or {}), HEADER: Header(options=given).wire}
+        task_postrun.connect(end_eager, weak=False)  # here, because Celery's tracer may not see what is added later
         return super().apply(*args, **options)
 
     def signature_from_request(

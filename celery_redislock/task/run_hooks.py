@@ -1,6 +1,7 @@
 """Run hooks: what Celery calls right before and after a body.
 
-`before_body` gives the run its `Execution`, which takes the key. `set_tracer` releases what `after_return` did not.
+`before_body` gives the run its `Execution`, which takes the keys. The tracer of `set_tracer` releases what
+`after_return` did not; `end_eager` does so for eager runs.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ from typing import Any
 from celery import Task, states
 from celery.app.task import Context
 from celery.exceptions import Ignore, Reject
-from celery.signals import task_postrun
 
-from celery_redislock.errors import describe, fields, run_named
+from celery_redislock.errors import LockConfigError, describe, fields, run_named
 from celery_redislock.message.delivery import ASKED_KEYS, ON_BEGIN, Delivery, is_requeued
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.options import may_have_several
@@ -27,8 +27,8 @@ from .plan import LockPlan, give_up_reservation
 
 logger = logging.getLogger(__name__)
 
-#: The executions that the run in this thread or greenlet has begun: one, or none yet.
-_RUN: ContextVar[list[Execution]] = ContextVar("_RUN")
+#: The execution of the run in this thread or greenlet, in a list that is empty until the run asks for its keys.
+_EXECUTION: ContextVar[list[Execution] | None] = ContextVar("_EXECUTION", default=None)
 
 
 class _TracebackOnce(logging.Filter):
@@ -65,6 +65,7 @@ def before_body(
         Whether the run ends with another task's outcome, by the policy ``join``.
 
     Raises:
+        LockConfigError: No tracer of `set_tracer` runs the task, so that the keys might not be released.
         Exception: As in `Execution.demands`, `acquire` and `take_several`.
     """
     try:
@@ -75,11 +76,10 @@ def before_body(
         message = delivered(task, plan, request)
         execution: Execution
         if request.is_eager:
-            task_postrun.connect(end_eager, weak=False)
             execution = EagerExecution(plan, message)
         else:
             execution = (JoiningExecution if message.options.on_conflict == "join" else WorkerExecution)(plan, message)
-            _RUN.get().append(execution)
+            _begun_by_tracer(task).append(execution)
         attach(request, execution)
         if plan.may_have_several and (message.options is plan.options or may_have_several(message.options)):
             execution.take_several(args, kwargs)
@@ -93,6 +93,13 @@ def before_body(
     if message.delivery.acks_at_begin:
         _report_begin(message.delivery)
     return execution.joined is not None
+
+
+def _begun_by_tracer(task: Task[..., Any]) -> list[Execution]:
+    executions = _EXECUTION.get()
+    if executions is None:
+        raise LockConfigError(f"{task.name} is run by a tracer that is not its __trace__ and would not free its lock")
+    return executions
 
 
 def _report_begin(delivery: Delivery | None) -> None:
@@ -117,54 +124,68 @@ def report(task: Task[..., Any], request: Context, error: Exception) -> None:
     logger.error("%s: its body did not run: %s", name, describe(error), exc_info=error, extra=about)
 
 
-def set_tracer(task: Any, trace: Callable[..., Any]) -> None:
-    """Set the tracer with which a worker runs `task`: Celery's own, and when it has returned, the run's key is free.
+def set_tracer(task: Any, trace: Callable[..., Any] | None) -> None:
+    """Set the tracer with which a worker runs `task`. When it has returned or raised, the run's keys are free.
 
-    Celery does not call `after_return` for RETRY, Ignore, Reject, replace(), an error in a hook or SystemExit. It sends
-    `task_postrun` then. But to send a signal takes a twentieth of what a lock costs, and tasks without one pay it too.
+    It is Celery's own, wrapped: for RETRY, Ignore, Reject, replace(), an error in a hook and SystemExit, Celery does
+    not call `after_return`. It sends the signal `task_postrun`, but a receiver of that would cost a twentieth of what a
+    lock does, and runs without a lock would pay for it too.
+
+    Args:
+        task: The task.
+        trace: Celery's tracer; None to have Celery make another one.
     """
 
     def run(uuid: str, args: Any, kwargs: Any, request: Mapping[str, Any] | None = None) -> Any:
         executions: list[Execution] = []
-        token = _RUN.set(executions)
+        token = _EXECUTION.set(executions)
         # A shutdown's SystemExit or a hook's Reject cuts a run short, and leaves its state unknown. It might not have
         # stored its result or sent the next step of its chain, so its attempt must not count as over.
         state = error = None
         try:
-            traced = trace(uuid, args, kwargs, request)
-            state, error = (states.SUCCESS, None) if traced.info is None else (traced.info.state, traced.info.retval)
+            traced = trace(uuid, args, kwargs, request)  # type: ignore[misc] # Celery calls this only if it is set
+            state, error = (states.SUCCESS, None) if traced[1] is None else (traced[1].state, traced[1].retval)
             return traced
         finally:
-            _RUN.reset(token)
             try:
                 if executions:
                     _end(executions[0], state)
                 elif request and not is_requeued(task, error or sys.exception()):
                     _give_up(task, Header.read(request.get(HEADER)), request)  # it ended before it asked for the key
             except Exception:  # the task's own outcome stands
-                about = fields("release_failed", task=task.name, task_id=uuid)
-                logger.exception("%s: could not release its lock", run_named(task.name, uuid), extra=about)
+                key = executions[0].key if executions else None
+                about = fields("release_failed", task=task.name, task_id=uuid, key=key)
+                name = run_named(task.name, uuid)
+                logger.exception("%s: an error interrupted the release of its lock", name, extra=about)
+            finally:
+                executions.clear()  # a copy of the context, as in a greenlet of the body's, may live on
+                _EXECUTION.reset(token)
 
-    task._trace = run
+    task._lock_trace = trace and run
 
 
 def end_eager(sender: Any = None, state: str | None = None, **_: Any) -> None:
-    """Do for an eager run, for which Celery uses a tracer of its own, what `set_tracer` does for others.
+    """Release what an eager run still holds. Called at `task_postrun`: for eager runs, Celery makes a tracer each time.
 
     Args:
         sender: The task.
         state: The state that Celery reports.
     """
-    execution = execution_of(sender.request_stack.top)
+    execution = execution_of(sender.request_stack.top) if isinstance(sender, Task) else None
     if isinstance(execution, EagerExecution):
         _end(execution, state if sys.exception() is None else None)
 
 
 def _end(execution: Execution, state: str | None) -> None:
-    execution.end(state)
-    # The execution and the request reference each other, which would keep the arguments in memory.
-    delattr(execution.request, EXECUTION)
-    ASKED_KEYS.forget(execution.message.delivery.nonce)  # no effect in a child
+    try:
+        execution.end(state)
+    except BaseException:  # such as a time limit's. It strikes once, and may have left keys that are still renewed.
+        execution.end(state)
+        raise
+    finally:
+        # The execution and the request reference each other, which would keep the arguments in memory.
+        vars(execution.request).pop(EXECUTION, None)
+        ASKED_KEYS.forget(execution.message.delivery.nonce)  # no effect in a child
 
 
 def _give_up(task: Any, header: Header, request: Mapping[str, Any]) -> None:

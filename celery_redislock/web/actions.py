@@ -88,9 +88,7 @@ class Actions:
         if row is None:
             return Question([f"{shown(key, LONGEST)} is free."], can_act=False)
         if not known.ours(row):
-            return Question(
-                ["It is not a key of this app: `celery locks release --foreign` releases it."], can_act=False
-            )
+            return Question(["It is no key of this app: `celery locks release --foreign` releases it."], can_act=False)
         return Question(
             [known.held(row, datetime.now(UTC)), *answers_of(row, workers), HARM[row.state]], holder=_digest(row)
         )

@@ -153,11 +153,9 @@ class LockedRequest(Request):
         header = Header.read(self.request_dict.get(HEADER))
         is_given_back = self.delivery.acks_at_begin and not self.acknowledged and header.died + 1 < MOST_DEATHS
         is_requeued = bool(task.acks_late and task.reject_on_worker_lost)
-        retries = attempts_before(self.request_dict)
-        is_retried = getattr(task, "retry_on_worker_lost", False) and (
-            task.max_retries is None or retries < task.max_retries
-        )
-        return not was_revoked(self) and (is_given_back or is_requeued or bool(is_retried))
+        may_retry = task.max_retries is None or attempts_before(self.request_dict) < task.max_retries
+        is_retried = bool(getattr(task, "retry_on_worker_lost", False)) and may_retry
+        return not was_revoked(self) and (is_given_back or is_requeued or is_retried)
 
     def revoked(self) -> bool:
         """Whether the message was revoked, was dropped or has expired. If so, its reservation is released."""

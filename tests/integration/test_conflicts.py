@@ -79,7 +79,7 @@ class TestJoin:
         assert locks.client.keys() == []
         app.close()
 
-    def test_a_soft_time_limit_while_it_gives_the_key_back_leaves_that_to_the_postrun_hook(
+    def test_a_soft_time_limit_while_it_gives_the_key_back_leaves_that_to_the_end_of_the_run(
         self, deliver, app, locks, lock_proxy
     ):
         locks.client.script_load(RELEASE.text)

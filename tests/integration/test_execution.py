@@ -9,7 +9,9 @@ import time
 import traceback
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from datetime import UTC, datetime, timedelta
+from unittest import mock
 
 import pytest
 from celery.app.trace import build_tracer, trace_task
@@ -113,7 +115,16 @@ def test_a_time_limit_that_strikes_while_an_ignored_run_is_released_changes_no_o
     with raised_at(release, SoftTimeLimitExceeded()):
         state, _ = deliver("lab.ends", "k", "ignore")
     assert state == "IGNORED"
-    assert "task lab.ends[id]: could not release its lock" in caplog.text
+    assert "task lab.ends[id]: an error interrupted the release of its lock" in caplog.text
+
+
+def test_a_time_limit_that_strikes_in_the_release_of_one_key_leaves_none_renewed(deliver, locks, lock_proxy):
+    """Celery calls `after_return` for neither; so there is no other release than the one that is struck."""
+    locks.client.script_load(RELEASE.text)
+    release = lock_proxy.drop_command(to=b"EVALSHA", where=RELEASE.sha.encode())
+    with raised_at(release, SoftTimeLimitExceeded()):
+        assert deliver("lab.transfer", "a", "b", "item", 0.0, "ignores")[0] == "IGNORED"
+    wait_until(lambda: locks.client.keys("*account*}") == [], "both accounts are free", 5)
 
 
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")  # of redis-py, to Celery
@@ -125,8 +136,69 @@ def test_a_reservation_that_cannot_be_given_up_changes_no_outcome(config, caplog
     request = {"id": "id", "retries": 0, "hostname": "w@host", "delivery_info": {}, "redislock": header}
     task.__trace__ = build_tracer(task.name, task, app=app)
     assert task.__trace__("id", ("k",), {}, request).info.state == "FAILURE"
-    assert "task lab.job[id]: could not release its lock\nTraceback" in caplog.text
+    assert "task lab.job[id]: an error interrupted the release of its lock\nTraceback" in caplog.text
     app.close()
+
+
+class TestItsTracer:
+    """Celery sets it, and instrumentation may."""
+
+    @pytest.fixture
+    def app(self, config):
+        config.settings["task_ignore_result"] = True
+        app = make_app(config)
+        yield app
+        app.close()
+
+    def test_may_be_set_to_none_or_deleted_so_that_celery_makes_another(self, app):
+        task = app.tasks["lab.work"]
+        for forget in (lambda: setattr(task, "__trace__", None), lambda: delattr(task, "__trace__")):
+            trace_task(task, "id", ("k",), {}, {"id": "id", "delivery_info": {}}, app=app)
+            assert task.__trace__ is not None
+            forget()
+            assert task.__trace__ is None
+
+    def test_may_be_patched(self, app):
+        task = app.tasks["lab.work"]
+        trace_task(task, "id", ("k",), {}, {"id": "id", "delivery_info": {}}, app=app)
+        before = task.__trace__
+        with mock.patch.object(task, "__trace__", lambda *args: args):
+            assert task.__trace__ is not before
+
+    def test_leaves_the_names_of_a_users_class_alone(self, app):
+        class Traced(LockedTask):
+            abstract = True
+
+            def _trace(self, what):
+                return f"traced {what}"
+
+        @app.task(base=Traced, shared=False, bind=True)
+        def traced(self):
+            return self._trace("by hand")
+
+        task = app.tasks[traced.name]
+        assert trace_task(task, "id", (), {}, {"id": "id", "delivery_info": {}}, app=app).retval == "traced by hand"
+
+    def test_that_is_made_and_called_by_hand_is_told_to_be_the_tasks_own(self, app, ledger):
+        task = app.tasks["lab.work"]
+        traced = build_tracer(task.name, task, app=app)("id", ("k",), {}, {"id": "id", "delivery_info": {}})
+        assert "lab.work is run by a tracer that is not its __trace__" in str(traced.info.retval)
+        assert ledger.runs() == []
+
+    def test_keeps_no_arguments_in_a_context_that_the_body_has_copied(self, app):
+        contexts = []
+
+        @app.task(base=LockedTask, shared=False, lock_key="k")
+        def copies(argument):
+            contexts.append(copy_context())
+
+        argument = frozenset({"one"})
+        alive, task = weakref.ref(argument), app.tasks[copies.name]
+        trace_task(task, "id", (argument,), {}, {"id": "id", "delivery_info": {}}, app=app)
+        del argument
+        gc.collect()
+        assert alive() is None
+        assert contexts
 
 
 def test_a_late_acked_message_is_given_back_to_the_broker(deliver, held, ledger):

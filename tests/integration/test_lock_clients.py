@@ -117,7 +117,7 @@ def test_a_lock_is_renewed_and_a_waiter_gets_it_only_after_its_release(client):
             wait_until(lambda: client.exists(keys_of(NAME).line), "it waits")
             client.pexpire(NAME, 15_000)
             server = LockServer.behind(client)
-            held = entry_of_context(server.store, NAME).held
+            held = entry_of_context(server, NAME).held
             held.renew_at = 0
             server.keeper.add(held)  # it looks what is due
             wait_until(lambda: client.pttl(NAME) > 15_000, "it is renewed", 10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from celery import Celery, Task, _state, shared_task
 from celery.exceptions import TaskRevokedError
+from celery.signals import task_postrun
 
 from celery_redislock import LockConfigError, LockConflict, LockedTask, LockUnavailable
 from celery_redislock.protocol.names import keys_of
@@ -35,6 +37,33 @@ def make_app(config):
 
 
 class TestEager:
+    def test_a_failure_that_is_raised_leaves_nothing_held_whoever_has_heard_of_ends_before(self, make_app, locks):
+        """Celery 5.6 makes a new list of receivers after one is gone, and a tracer keeps the list that it has found."""
+
+        class Listener:
+            def hear(self, **_):
+                """Hear of the end of a task."""
+
+        @make_app().task(base=LockedTask, shared=False)
+        def fails():
+            raise ValueError("no")
+
+        listener = Listener()
+        task_postrun.connect(listener.hear)
+        task_postrun.disconnect(listener.hear)
+        del listener
+        gc.collect()
+        with pytest.raises(ValueError, match="no"):
+            fails.apply(throw=True)
+        wait_until(lambda: locks.client.keys("*}") == [], "nothing is held")
+
+    def test_the_end_of_what_is_no_task_is_none_of_its_business(self, make_app):
+        @make_app().task(base=LockedTask, shared=False)
+        def task(): ...
+
+        task.apply()
+        assert [answer for _, answer in task_postrun.send(sender="a plugin's")] == [None]
+
     def test_a_process_that_its_body_has_forked_leaves_the_lock_to_its_parent(self, make_app, locks):
         me, held = os.getpid(), []
 

@@ -179,7 +179,7 @@ def test_a_release_asks_first_and_only_takes_the_key_from_the_holder_that_was_sh
     assert page.locator("main button").count() == 0
     scene.locks.client.set("counter", "4711")
     page.goto(address_of(url, "/release", key="counter"))
-    assert "not a key of this app" in page.inner_text("main")
+    assert "no key of this app" in page.inner_text("main")
     assert log() == [
         "127.0.0.1 on the web page, release redislock:{mine}: Nothing was released: its holder has changed.",
         "127.0.0.1 on the web page, release redislock:{mine}: Released.",
