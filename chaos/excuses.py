@@ -107,6 +107,8 @@ def of_another_run(story: Story, earlier: list[Run], run: Run) -> Excuse | None:
     stops = story.strikes((STOP_WORKER,), first.start, first.end + ack, first.pid)  # no ack was sent until then
     if _cut(story, first.end - CUT_TOLD, max([first.end, *(stop["until"] for stop in stops)]) + ack):
         return Excuse.DISCONNECTED
+    if _noticed_a_cut_at_its_ack(story, first):
+        return Excuse.DISCONNECTED
     if story.strikes((RESTART,), first.start, run.start):
         return Excuse.DATA_LOST
     if any(line["worker"] in story.hung for line in story.received[run.task_id]):
@@ -164,6 +166,25 @@ def _cut(story: Story, start: float, end: float) -> bool:
         if cut["from"] <= end and noticed >= start:
             return True
     return False
+
+
+def _noticed_a_cut_at_its_ack(story: Story, run: Run) -> bool:
+    """Whether the worker of `run` has noticed only after it that the broker's connections were cut during it.
+
+    Kombu does not read from Redis while its worker may fetch no more, so the next ack is the first that fails.
+    """
+    receipts = [line for line in story.received[run.task_id] if line["at"] <= run.start]
+    if not receipts:
+        return False
+    worker = receipts[-1]["worker"]
+    fetched = [line["at"] for lines in story.received.values() for line in lines if line["worker"] == worker]
+    noticed = [line["at"] for line in story.events("leaves") if line["worker"] == worker]
+    return any(
+        run.end - CUT_TOLD <= at <= run.end + ACK and not any(cut["until"] + AT_ONCE < one < at for one in fetched)
+        for cut in story.faults(CUT_BROKER)
+        for at in noticed
+        if receipts[-1]["at"] <= cut["until"] <= at
+    )
 
 
 def _was_sent_back_unacked(story: Story, run: Run) -> bool:

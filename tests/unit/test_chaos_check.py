@@ -347,6 +347,20 @@ class TestRunsAgain:
         book.run("a", 5, 6, pid=OTHER)
         assert broken() == self.AGAIN
 
+    @pytest.mark.parametrize(
+        ("noticed_at", "fetched_at", "excused"), [(4.1, 1, True), (3.2, 1, False), (4.1, 3.8, False)]
+    )
+    def test_a_cut_that_its_worker_notices_only_at_its_ack_is_excused_if_it_fetched_nothing_meanwhile(
+        self, book, broken, noticed_at, fetched_at, excused
+    ):
+        book.sent("a", at=0.9)
+        book.run("a", 1, 4)
+        book.fault(CUT_BROKER, 2.5)
+        book.ledger.write({"event": "received", "task_id": "b", "publish": "b", "worker": MAIN, "at": fetched_at})
+        book.ledger.write({"event": "leaves", "worker": MAIN, "at": noticed_at})
+        book.run("a", 5, 6, pid=OTHER)
+        assert broken() == ([] if excused else self.AGAIN)
+
     def test_a_copy_that_runs_while_the_first_goes_on_without_its_lock_is_excused(self, book, broken):
         book.sent("a")
         book.run("a", 1, 9)
