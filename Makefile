@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 TEXTLINT := $(VENV)/node_modules/.package-lock.json
 
-.PHONY: demo test proof compat topologies coverage oldest versions matrix twins celery-suite wheel check prose contracts house docs chaos fuzz drills mutants everywhere format bench bench-full clean
+.PHONY: demo test model web proof compat topologies coverage oldest versions matrix twins celery-suite wheel check prose contracts house docs chaos fuzz drills mutants everywhere format bench bench-full clean
 
 # These also run in every pool, so they are part of make compat.
 IN_POOLS := $(patsubst %,tests/acceptance/test_%.py,line_pools line_rate_limit line_quorum)
@@ -15,11 +15,11 @@ PRODUCTS := $(patsubst %,tests/acceptance/test_%.py,handover line_backlog one_jo
 	worker_start complaints lost_locks migrating)
 
 # These need a processor all the time, so make test does not run them beside those that wait for servers and workers.
-COMPUTING := $(addprefix tests/,model unit properties packaging)
-WAITING := $(addprefix tests/,contracts integration acceptance web)
+COMPUTING := $(addprefix tests/,unit properties packaging)
+WAITING := $(addprefix tests/,contracts integration acceptance)
 
 # Python keeps what it has compiled, even where the environment says not to: else each of eight processes, and each that they start, compiles it anew.
-test compat topologies: export PYTHONDONTWRITEBYTECODE :=
+test model web compat topologies: export PYTHONDONTWRITEBYTECODE :=
 
 # What make coverage runs. Not the model: it is not part of the package, and takes minutes under coverage.
 MEASURED := $(addprefix tests/,unit integration acceptance packaging compatibility frameworks topologies)
@@ -42,10 +42,16 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)  ## Run the example app on its own server
 	@$(BIN)/python -m example_worker
 
-test: $(STAMP)  ## The tests on real servers and workers, except those of make compat, topologies and twins
+test: $(STAMP)  ## The tests on real servers and workers, except those of make model, web, compat, topologies and twins
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(COMPUTING)
 	@$(BIN)/python -m pytest --collect-only -qq $(WAITING) >/dev/null  # compiles them, once
 	@$(BIN)/python -m pytest -n 8 --dist loadfile $(WAITING) $(IN_POOLS:%=--ignore=%)
+
+model: $(STAMP)  ## The protocol on paper: every interleaving, the known mistakes, and the scripts compared with it
+	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/model
+
+web: $(STAMP)  ## The web page, in the system's Chromium
+	@$(BIN)/python -m pytest -n 3 --dist loadfile tests/web
 
 proof: $(STAMP)  ## The property tests with ten times as many steps, new ones each time; SEED=7 repeats them
 	@PROPERTIES=proof SEED=$(or $(SEED),$(shell date +%s)) $(BIN)/python -m pytest -n 3 --dist worksteal tests/properties
@@ -91,10 +97,11 @@ celery-suite: $(STAMP)  ## Celery's own integration suite, plain and with every 
 wheel: $(STAMP)  ## Install only the wheel, with the oldest and the newest versions, and try it
 	@$(BIN)/python -m pytest -n 2 -m network tests/packaging
 
-check: $(STAMP) prose  ## ruff, mypy and the prose linter
+check: $(STAMP) prose  ## ruff, the prose linter, and mypy and pyright, also over code as users write it
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -q -n 2 tests/typing
 
 # pip brings Node, and its npm installs textlint next to it.
 $(TEXTLINT): prose/package.json | $(STAMP)
