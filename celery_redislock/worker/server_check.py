@@ -221,9 +221,7 @@ _PASSING: Mapping[tuple[type[BaseException], ...], str] = {
     (exceptions.OutOfMemoryError,): "it is full: give it more memory",
     (exceptions.ConnectionError,): "check {url} (rediss:// if it speaks TLS), and the server",
 }
-_OTHER = (
-    "check {url}: its scheme must match the server (one server, Sentinels or a Cluster), and its database must exist"
-)
+_OTHER = "check {url}: its scheme must match the server (one server, Sentinels, a Cluster), and its database must exist"
 
 
 def remedy_for(error: BaseException) -> tuple[int, str]:
