@@ -63,18 +63,14 @@ if _IS_MULTI_PROCESS:
     values.ValueClass = values.MultiProcessValue(_process)  # type: ignore[no-untyped-call]
 
 ACQUIRED = Counter("celery_redislock_acquired", "Locks that runs have taken.", ["task"])
-CONFLICTS = Counter(
-    "celery_redislock_conflicts", "Runs and publishes that found their lock held, by policy.", ["task", "policy"]
-)
+CONFLICTS = Counter("celery_redislock_conflicts", "Runs and publishes whose lock was held.", ["task", "policy"])
 LOST = Counter("celery_redislock_lost", "Locks that runs have lost before they released them.", ["task", "reason"])
 MERGED = Counter("celery_redislock_merged", "Calls that were merged into a waiting message.", ["task"])
 REPLACED = Counter("celery_redislock_replaced", "Runs that were revoked because a newer call replaced them.", ["task"])
 SUPERSEDED = Counter("celery_redislock_superseded", "Runs revoked because a newer call's run had begun.", ["task"])
 UNAVAILABLE = Counter("celery_redislock_unavailable", "Runs and publishes that could not reach Redis.", ["task"])
 HOLD = Histogram("celery_redislock_hold_seconds", "How long a run held its lock.", ["task"], buckets=_SECONDS)
-WAIT = Histogram(
-    "celery_redislock_wait_seconds", "How long a message waited for its lock, if it had to.", ["task"], buckets=_SECONDS
-)
+WAIT = Histogram("celery_redislock_wait_seconds", "How long messages waited.", ["task"], buckets=_SECONDS)
 
 
 #: The gauges of a worker, with what they say. A counter among them has a name that Prometheus ends with ``_total``.

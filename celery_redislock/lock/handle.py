@@ -115,9 +115,7 @@ def check_fence(held: HeldLock, fence: bool) -> None:
         LockConfigError: `fence` is True, and the lock is held without one.
     """
     if fence and held.fence is None:
-        raise LockConfigError(
-            f"the lock {held.key} is already held without a fence: ask for the fence in the outermost block"
-        )
+        raise LockConfigError(f"lock {held.key} is held without a fence: ask for one in the outermost block")
 
 
 def _owner() -> tuple[int, Any]:
@@ -273,7 +271,8 @@ class Handle:
         if not (entry.leave() and entry.is_own):
             return None
         entry.end_renewal()
-        return entry  # nothing else refers to it now, so nothing needs to know that its hold ends
+        entry.held.hold = entry.held.hold.ended()  # an eager run inside the block may have shared the lock
+        return entry
 
     def _released(self, held: HeldLock, *, was_held: bool) -> None:
         """Record the reply to the release.

@@ -15,6 +15,7 @@ from typing import Any
 from celery import Task, states
 from celery.app.task import Context
 from celery.exceptions import Ignore, Reject
+from celery.signals import task_postrun
 
 from celery_redislock.errors import LockConfigError, describe, fields, run_named
 from celery_redislock.message.delivery import ASKED_KEYS, ON_BEGIN, Delivery, is_requeued
@@ -27,8 +28,9 @@ from .plan import LockPlan, give_up_reservation
 
 logger = logging.getLogger(__name__)
 
-#: The execution of the run in this thread or greenlet, in a list that is empty until the run asks for its keys.
-_EXECUTION: ContextVar[list[Execution] | None] = ContextVar("_EXECUTION", default=None)
+#: The task id of the run in this thread or greenlet, and its execution, in a list that is empty until the run asks for
+#: its keys.
+_RUN: ContextVar[tuple[str, list[Execution]] | None] = ContextVar("_RUN", default=None)
 
 
 class _TracebackOnce(logging.Filter):
@@ -76,6 +78,7 @@ def before_body(
         message = delivered(task, plan, request)
         execution: Execution
         if request.is_eager:
+            task_postrun.connect(end_eager, weak=False)  # if `LockedTask.apply` was passed by
             execution = EagerExecution(plan, message)
         else:
             execution = (JoiningExecution if message.options.on_conflict == "join" else WorkerExecution)(plan, message)
@@ -96,10 +99,10 @@ def before_body(
 
 
 def _begun_by_tracer(task: Task[..., Any]) -> list[Execution]:
-    executions = _EXECUTION.get()
-    if executions is None:
+    run = _RUN.get()
+    if run is None:
         raise LockConfigError(f"{task.name} is run by a tracer that is not its __trace__ and would not free its lock")
-    return executions
+    return run[1]
 
 
 def _report_begin(delivery: Delivery | None) -> None:
@@ -138,7 +141,10 @@ def set_tracer(task: Any, trace: Callable[..., Any] | None) -> None:
 
     def run(uuid: str, args: Any, kwargs: Any, request: Mapping[str, Any] | None = None) -> Any:
         executions: list[Execution] = []
-        token = _EXECUTION.set(executions)
+        outer = _RUN.get()
+        if outer is not None and outer[0] == uuid:  # someone has wrapped the tracer that was set before
+            return trace(uuid, args, kwargs, request)  # type: ignore[misc]
+        token = _RUN.set((uuid, executions))
         # A shutdown's SystemExit or a hook's Reject cuts a run short, and leaves its state unknown. It might not have
         # stored its result or sent the next step of its chain, so its attempt must not count as over.
         state = error = None
@@ -159,7 +165,7 @@ def set_tracer(task: Any, trace: Callable[..., Any] | None) -> None:
                 logger.exception("%s: an error interrupted the release of its lock", name, extra=about)
             finally:
                 executions.clear()  # a copy of the context, as in a greenlet of the body's, may live on
-                _EXECUTION.reset(token)
+                _RUN.reset(token)
 
     task._lock_trace = trace and run
 
@@ -179,6 +185,8 @@ def end_eager(sender: Any = None, state: str | None = None, **_: Any) -> None:
 def _end(execution: Execution, state: str | None) -> None:
     try:
         execution.end(state)
+    except (SystemExit, KeyboardInterrupt):  # the process ends, and the renewals with it
+        raise
     except BaseException:  # such as a time limit's. It strikes once, and may have left keys that are still renewed.
         execution.end(state)
         raise

@@ -19,6 +19,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from redis.connection import AbstractConnection as Connection
 
 from celery_redislock import LockedTask, signals
+from celery_redislock.app import server_of
 from celery_redislock.connection.store import LockStore
 from celery_redislock.message import message
 from celery_redislock.message.header import Header
@@ -164,6 +165,23 @@ class TestItsTracer:
         before = task.__trace__
         with mock.patch.object(task, "__trace__", lambda *args: args):
             assert task.__trace__ is not before
+        assert task.__trace__ is None  # mock deletes it, as it does any property
+
+    def test_may_be_wrapped_without_giving_up_what_waits(self, config, locks):
+        app = make_app(config)
+        task = app.tasks["lab.queued"]
+        claim, place = leave(config, locks, "lab.queued", ":queued")
+        task.__trace__ = build_tracer(task.name, task, app=app)
+        trace = task.__trace__
+        task.__trace__ = lambda *args: trace(*args)
+        request = {"id": "id", "retries": 0, "hostname": "w@host", "delivery_info": {}, "redislock": claim}
+        with task.lock_for("k"):
+            assert task.__trace__("id", ("k",), {}, request).info.state == "IGNORED"
+        last, given_up = leave(config, locks, "lab.one_queued", ":queued")
+        server_of(app).give_up(Demand(last["key"]), last["claim"], 30.0, is_to_come=False)
+        wait_until(lambda: not locks.client.exists(given_up), "what was to be given up is")
+        assert locks.client.exists(place)
+        app.close()
 
     def test_leaves_the_names_of_a_users_class_alone(self, app):
         class Traced(LockedTask):

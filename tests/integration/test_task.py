@@ -13,7 +13,7 @@ from celery import Celery, Task, _state, shared_task
 from celery.exceptions import TaskRevokedError
 from celery.signals import task_postrun
 
-from celery_redislock import LockConfigError, LockConflict, LockedTask, LockUnavailable
+from celery_redislock import Lock, LockConfigError, LockConflict, LockedTask, LockUnavailable
 from celery_redislock.protocol.names import keys_of
 from celery_redislock.signals import lock_acquired, lock_conflict, lock_released
 from celery_redislock.testing import busy
@@ -56,6 +56,36 @@ class TestEager:
         with pytest.raises(ValueError, match="no"):
             fails.apply(throw=True)
         wait_until(lambda: locks.client.keys("*}") == [], "nothing is held")
+
+    def test_a_run_that_passes_our_apply_by_leaves_nothing_held(self, make_app, locks):
+        @make_app().task(base=LockedTask, shared=False)
+        def fails():
+            raise ValueError("no")
+
+        with pytest.raises(ValueError, match="no"):
+            Task.apply(fails, throw=True)
+        wait_until(lambda: locks.client.keys("*}") == [], "nothing is held")
+
+    @pytest.mark.parametrize("where", ["in the body", "in a thread"])
+    def test_what_shares_a_blocks_lock_knows_when_the_block_has_released_it(self, make_app, locks, where):
+        @make_app().task(base=LockedTask, bind=True, shared=False, lock_key="k", lock_on_conflict="raise")
+        def task(self, depth):
+            if not depth:
+                return "ran"
+            if where == "in the body":
+                lock.release()
+            else:
+                with ThreadPoolExecutor() as pool:
+                    pool.submit(lock.release).result()
+            with Lock(locks.client, lock.name, timeout=30):
+                assert self.lock.state == "none"
+                with pytest.raises(LockConflict):
+                    self.apply((0,), throw=True)
+            return "ends"
+
+        lock = task.lock_for(1)
+        lock.acquire()
+        assert task.apply((1,), throw=True).get() == "ends"
 
     def test_the_end_of_what_is_no_task_is_none_of_its_business(self, make_app):
         @make_app().task(base=LockedTask, shared=False)
