@@ -304,13 +304,13 @@ class Execution:
     def _release(self, lock: HeldLock, state: str | None) -> None:
         keeper = self._server.keeper
         keeper.remove(lock)
-        cooldown = self.message.options.cooldown
-        if cooldown and (state != states.SUCCESS or lock.key in self._also):
-            cooldown = 0.0
-        # If a time limit interrupts this method after the command, `end` is called again. By then the key may be free,
-        # which does not mean that the lock was lost.
+        cools_down = state == states.SUCCESS and lock.key not in self._also
+        cooldown = self.message.options.cooldown if cools_down else 0.0
+        # If a time limit or a shutdown interrupts this method after the command, `end` is called again, and the same
+        # command is sent. By then the key may be free, which does not mean that the lock was lost.
         was_sent_before = lock.hold.phase is ENDING
-        lock.hold = lock.hold.ended(cooldown, self._note_after(lock, state))
+        if not was_sent_before:
+            lock.hold = lock.hold.ended(cooldown, self._note_after(lock, state))
         word = LastWord(lock, lock.hold, was_sent_before)
         # The body is over: do not keep its arguments in memory.
         lock.on_lost, lock.on_asked = partial(_announce_loss, self.task), None

@@ -119,6 +119,16 @@ def test_a_time_limit_that_strikes_while_an_ignored_run_is_released_changes_no_o
     assert "task lab.ends[id]: an error interrupted the release of its lock" in caplog.text
 
 
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")  # of redis-py, to Celery
+def test_a_shutdown_that_strikes_in_a_release_leaves_its_cooldown(deliver, locks, lock_proxy):
+    """The tracer sees no state then. It sends the same release once more, as the first may not have come."""
+    locks.client.script_load(RELEASE.text)
+    release = lock_proxy.drop_command(to=b"EVALSHA", where=RELEASE.sha.encode())
+    with raised_at(release, SystemExit()), pytest.raises(SystemExit):
+        deliver("lab.cools_skip", "k")
+    assert [tokens.Token.of(locks.client.get(key)).state for key in locks.client.keys("*}")] == ["cooling"]
+
+
 def test_a_time_limit_that_strikes_in_the_release_of_one_key_leaves_none_renewed(deliver, locks, lock_proxy):
     """Celery calls `after_return` for neither; so there is no other release than the one that is struck."""
     locks.client.script_load(RELEASE.text)
