@@ -70,7 +70,7 @@ REPLACED = Counter("celery_redislock_replaced", "Runs that were revoked because 
 SUPERSEDED = Counter("celery_redislock_superseded", "Runs revoked because a newer call's run had begun.", ["task"])
 UNAVAILABLE = Counter("celery_redislock_unavailable", "Runs and publishes that could not reach Redis.", ["task"])
 HOLD = Histogram("celery_redislock_hold_seconds", "How long a run held its lock.", ["task"], buckets=_SECONDS)
-WAIT = Histogram("celery_redislock_wait_seconds", "How long messages waited.", ["task"], buckets=_SECONDS)
+WAIT = Histogram("celery_redislock_wait_seconds", "How long messages waited for locks.", ["task"], buckets=_SECONDS)
 
 
 #: The gauges of a worker, with what they say. A counter among them has a name that Prometheus ends with ``_total``.

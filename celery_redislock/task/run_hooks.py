@@ -28,9 +28,8 @@ from .plan import LockPlan, give_up_reservation
 
 logger = logging.getLogger(__name__)
 
-#: The task id of the run in this thread or greenlet, and its execution, in a list that is empty until the run asks for
-#: its keys.
-_RUN: ContextVar[tuple[str, list[Execution]] | None] = ContextVar("_RUN", default=None)
+#: The request of the run in this thread or greenlet and, once the run asks for its keys, its execution. Empty after it.
+_RUN: ContextVar[list[Any] | None] = ContextVar("_RUN", default=None)
 
 
 class _TracebackOnce(logging.Filter):
@@ -82,7 +81,7 @@ def before_body(
             execution = EagerExecution(plan, message)
         else:
             execution = (JoiningExecution if message.options.on_conflict == "join" else WorkerExecution)(plan, message)
-            _begun_by_tracer(task).append(execution)
+            _run_by_tracer(task).append(execution)
         attach(request, execution)
         if plan.may_have_several and (message.options is plan.options or may_have_several(message.options)):
             execution.take_several(args, kwargs)
@@ -98,11 +97,11 @@ def before_body(
     return execution.joined is not None
 
 
-def _begun_by_tracer(task: Task[..., Any]) -> list[Execution]:
+def _run_by_tracer(task: Task[..., Any]) -> list[Any]:
     run = _RUN.get()
-    if run is None:
+    if not run:
         raise LockConfigError(f"{task.name} is run by a tracer that is not its __trace__ and would not free its lock")
-    return run[1]
+    return run
 
 
 def _report_begin(delivery: Delivery | None) -> None:
@@ -139,12 +138,12 @@ def set_tracer(task: Any, trace: Callable[..., Any] | None) -> None:
         trace: Celery's tracer; None to have Celery make another one.
     """
 
-    def run(uuid: str, args: Any, kwargs: Any, request: Mapping[str, Any] | None = None) -> Any:
-        executions: list[Execution] = []
+    def trace_and_end(uuid: str, args: Any, kwargs: Any, request: Mapping[str, Any] | None = None) -> Any:
+        run: list[Any] = [request]
         outer = _RUN.get()
-        if outer is not None and outer[0] == uuid:  # someone has wrapped the tracer that was set before
+        if outer and outer[0] is request:  # someone has wrapped the tracer that was set before
             return trace(uuid, args, kwargs, request)  # type: ignore[misc]
-        token = _RUN.set((uuid, executions))
+        token = _RUN.set(run)
         # A shutdown's SystemExit or a hook's Reject cuts a run short, and leaves its state unknown. It might not have
         # stored its result or sent the next step of its chain, so its attempt must not count as over.
         state = error = None
@@ -154,20 +153,20 @@ def set_tracer(task: Any, trace: Callable[..., Any] | None) -> None:
             return traced
         finally:
             try:
-                if executions:
-                    _end(executions[0], state)
+                if len(run) > 1:
+                    _end(run[1], state)
                 elif request and not is_requeued(task, error or sys.exception()):
                     _give_up(task, Header.read(request.get(HEADER)), request)  # it ended before it asked for the key
             except Exception:  # the task's own outcome stands
-                key = executions[0].key if executions else None
+                key = run[1].key if len(run) > 1 else None
                 about = fields("release_failed", task=task.name, task_id=uuid, key=key)
                 name = run_named(task.name, uuid)
                 logger.exception("%s: an error interrupted the release of its lock", name, extra=about)
             finally:
-                executions.clear()  # a copy of the context, as in a greenlet of the body's, may live on
+                run.clear()  # a copy of the context, as in a greenlet of the body's, may live on
                 _RUN.reset(token)
 
-    task._lock_trace = trace and run
+    task._lock_trace = trace and trace_and_end
 
 
 def end_eager(sender: Any = None, state: str | None = None, **_: Any) -> None:

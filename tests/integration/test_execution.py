@@ -15,7 +15,7 @@ from unittest import mock
 
 import pytest
 from celery.app.trace import build_tracer, trace_task
-from celery.exceptions import SoftTimeLimitExceeded
+from celery.exceptions import Ignore, SoftTimeLimitExceeded
 from redis.connection import AbstractConnection as Connection
 
 from celery_redislock import LockedTask, signals
@@ -227,6 +227,24 @@ class TestItsTracer:
         gc.collect()
         assert alive() is None
         assert contexts
+
+    def test_frees_the_key_of_a_second_run_of_the_message_that_the_first_has_begun_in_its_context(self, app, locks):
+        """As a greenlet of a pool may, that a run's end has started."""
+        contexts = []
+
+        @app.task(base=LockedTask, shared=False, bind=True, lock_key="k")
+        def begins_it(self):
+            contexts.append(copy_context())
+            raise Ignore
+
+        task = app.tasks[begins_it.name]
+
+        def run():
+            trace_task(task, "id", (), {}, {"id": "id", "delivery_info": {}}, app=app)
+            wait_until(lambda: locks.client.keys("*}") == [], "the key is free", 5)
+
+        run()
+        contexts[0].run(run)
 
 
 def test_a_late_acked_message_is_given_back_to_the_broker(deliver, held, ledger):
