@@ -131,8 +131,8 @@ def table(rows: Iterable[Row], now: datetime, width: int | None = None) -> Itera
         columns = [tuple(_cut(cell, *size) for cell in column) for column, size in zip(columns, sizes, strict=True)]
         while _wide(columns) > width and len(columns) > 1:
             columns.pop()
-    for cells in zip(*columns, strict=True):
-        yield "  ".join(cell.ljust(_longest(column)) for cell, column in zip(cells, columns, strict=True)).rstrip()
+    padded = [[one.ljust(most) for one in column] for column, most in zip(columns, map(_longest, columns), strict=True)]
+    yield from ("  ".join(cells).rstrip() for cells in zip(*padded, strict=True))
 
 
 def _cells(row: Row, now: datetime) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from celery_redislock.cli import rows
 from celery_redislock.cli.commands import screen
 from celery_redislock.cli.locks import matcher
 from celery_redislock.cli.rows import FREE, Calls, Row, Total, prometheus, table, totals
@@ -59,6 +60,23 @@ def test_a_moment_is_in_utc_and_tells_how_long_ago_it_was():
     assert moment(NOW - timedelta(minutes=3), NOW) == "2026-11-22 03:01:05 UTC (3m00s ago)"
     assert moment(None, NOW) == "an unknown time"
     assert age(NOW + timedelta(minutes=3), NOW) == "0.0s"  # the holder's clock is ahead
+
+
+@pytest.mark.parametrize("width", [None, 80])
+def test_twice_as_many_rows_are_twice_as_much_work(monkeypatch, width):
+    def work(number):
+        looked_at = []
+
+        def counting_max(values):
+            values = [*values]
+            looked_at.extend(values)
+            return max(values)
+
+        monkeypatch.setattr(rows, "max", counting_max, raising=False)
+        assert len([*table([row()] * number, NOW, width)]) == number + 1
+        return len(looked_at)
+
+    assert 0 < work(100) < 2.2 * work(50)
 
 
 def test_the_table_has_its_columns_below_each_other_and_nothing_unprintable():
