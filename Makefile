@@ -42,7 +42,7 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)  ## Run the example app on its own server
 	@$(BIN)/python -m example_worker
 
-test: $(STAMP)  ## The tests on real servers and workers, except those of make model, web, compat, topologies and twins
+test: $(STAMP)  ## The tests on real servers and workers, except those of make check, model, web, compat, topologies and twins
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(COMPUTING)
 	@$(BIN)/python -m pytest --collect-only -qq $(WAITING) >/dev/null  # compiles them, once
 	@$(BIN)/python -m pytest -n 8 --dist loadfile $(WAITING) $(IN_POOLS:%=--ignore=%)
