@@ -74,12 +74,10 @@ class Delivery(NamedTuple):
     stops: int = 0
     """How often the worker's consumer had stopped when the message arrived; see `ConsumerStops`."""
 
-    @classmethod
-    def arrived(cls, nonce: str, request: Mapping[str, Any], header: Header, **others: Any) -> Self:
-        """A new delivery of the message of `request`, a request's dict. The `others` are what that does not tell."""
-        return cls(
-            nonce,
-            is_redelivered=was_delivered_before(request),
+    def for_run(self, nonce: str, header: Header, **others: Any) -> Self:
+        """This delivery for another run of its message, which has this `header` by now."""
+        return self._replace(
+            nonce=nonce,
             is_marked_begun=header.begun,
             is_republished=header.republished,
             **others,

@@ -20,7 +20,7 @@ from kombu.serialization import registry  # type: ignore[attr-defined]
 
 from celery_redislock.app import server_of
 from celery_redislock.errors import LockConfigError, fields, run_named
-from celery_redislock.message.delivery import DELIVERY, STOPS, Delivery, hide_headers, is_requeued
+from celery_redislock.message.delivery import DELIVERY, STOPS, Delivery, hide_headers, is_requeued, was_delivered_before
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.message.republish import custom_headers
 from celery_redislock.policy import Ended, Place, Verdict
@@ -71,17 +71,18 @@ class LockedRequest(Request):
         super().__init__(*args, **kwargs)
         serializer = registry.type_to_name.get(self.content_type)
         sent = self.message.headers or {}
-        hidden = custom_headers(sent) if "headers" in sent else None
         #: When the worker received the message, by `time.monotonic()`.
         self.received_at = time.monotonic()
         task: Any = self.task
-        self._arrival: dict[str, Any] = {
-            "stops": STOPS.number,
-            "overdue_at": self.received_at + task.lock_plan.broker.overdue_after if task.lock_plan else math.inf,
-            "serializer": serializer,
-            "headers": hidden,
-            "acks_late": bool(task.acks_late),
-        }
+        self.delivery = Delivery(
+            nonce="",
+            overdue_at=self.received_at + task.lock_plan.broker.overdue_after if task.lock_plan else math.inf,
+            serializer=serializer,
+            headers=custom_headers(sent) if "headers" in sent else None,
+            acks_late=bool(task.acks_late),
+            is_redelivered=was_delivered_before(self.request_dict),
+            stops=STOPS.number,
+        )
         self.prepare_run(None)
 
     def prepare_run(self, call: bytes | None) -> None:
@@ -93,10 +94,8 @@ class LockedRequest(Request):
         task: Any = self.task
         plan: LockPlan | None = task.lock_plan
         nonce, room, request, following = mint_nonce(), waiting_room_of(self.app), self.request_dict, None
-        header = Header.read(request.get(HEADER))
-        if plan is None or not plan.enabled:
-            self.delivery, self.run = Delivery.arrived(nonce, request, header, **self._arrival), None
-        else:
+        header, run, may_wait, acks_at_begin = Header.read(request.get(HEADER)), None, False, False
+        if plan is not None and plan.enabled:
             may_wait = room is not None and room.may_keep(self)
             acks_at_begin = not task.acks_late and EARLY_ACKS.reader is not None
             if acks_at_begin:
@@ -104,11 +103,10 @@ class LockedRequest(Request):
             options, reservation = plan.options_for(header), header.reservation
             if getattr(task, "retry_on_worker_lost", None):  # from Celery 5.7 on
                 following = next_attempt(task, plan, options, request, nonce, reservation)
-            self.delivery = Delivery.arrived(
-                nonce, request, header, **self._arrival, may_wait=may_wait, call=call, acks_at_begin=acks_at_begin
-            )
             retries = attempts_before(request)
-            self.run = Run(str(self.id), plan, options, nonce, reservation, retries, call, self._waited_for, following)
+            run = Run(str(self.id), plan, options, nonce, reservation, retries, call, self._waited_for, following)
+        self.run = run
+        self.delivery = self.delivery.for_run(nonce, header, may_wait=may_wait, call=call, acks_at_begin=acks_at_begin)
         request[DELIVERY] = tuple(self.delivery)
 
     def on_accepted(self, pid: Any, time_accepted: float) -> None:
