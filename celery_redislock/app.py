@@ -199,7 +199,7 @@ def check_lease(task: str, name: str, lease: float, command_time: float) -> None
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Source:
     """The address of the lock server, and the setting that it comes from.
 

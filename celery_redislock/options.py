@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from reprlib import repr as short_repr
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -197,8 +196,7 @@ SETTINGS: Mapping[str, Rule] = {
 SECRET = frozenset({"url", "client_options"})
 
 
-@dataclass(frozen=True, slots=True)
-class LockOptions:
+class LockOptions(NamedTuple):
     """The options of one task, resolved and checked. Durations are seconds."""
 
     args: tuple[str, ...] | None
@@ -226,7 +224,7 @@ class LockOptions:
     rate: str | tuple[int, float] | Callable[[Mapping[str, Any]], str | tuple[int, float]] | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no tuple: error trackers show the items of one, and these may contain a password
 class LockSettings:
     """The settings of one app, checked. The table in docs/options.md is generated from these texts."""
 
@@ -468,15 +466,21 @@ def meant_by(name: str, prefix: str, known: Iterable[str]) -> str:
             f"did you mean {prefix}lease, how long the lock outlives a dead holder, or {prefix}max_hold, the longest "
             "that a run may hold it?"
         )
-    near = get_close_matches(name, known, n=1)
-    return f"did you mean {prefix}{near[0]}?" if near else f"known: {', '.join(prefix + one for one in known)}"
+    near = _nearest(name, known)
+    return f"did you mean {prefix}{near}?" if near else f"known: {', '.join(prefix + one for one in known)}"
+
+
+def _nearest(word: str, known: Iterable[str]) -> str | None:
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(word, known, n=1)), None)
 
 
 def _check(what: str, value: Any, rule: Rule, *, secret: bool = False) -> None:
     if not accepts(rule, value):
         text = f"(a {type(value).__name__}, not shown)" if secret else short_repr(value)
-        near = get_close_matches(value, rule.allowed.split("'")[1::2], n=1) if isinstance(value, str) else []
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        near = _nearest(value, rule.allowed.split("'")[1::2]) if isinstance(value, str) else None
+        hint = f"; did you mean {near!r}?" if near else ""
         raise LockConfigError(f"{what} = {text} is not allowed; allowed: {rule.allowed}{hint}")
 
 

@@ -52,7 +52,7 @@ OPTIONS_SETTINGS = {
 _NOT_FOR_USERS = frozenset({*FIXED, "retry", "single_connection_client", "connection_pool", "connection_pool_class"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Address:
     """Where a lock server is.
 

@@ -54,7 +54,7 @@ class Host(Protocol):
         """The round has ended. `aside` counts the lines whose first waiter cannot start now, by `Waiter.group`."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Keeping:
     """The keys that a room keeps for a waiter that needs several, while others of them are held."""
 

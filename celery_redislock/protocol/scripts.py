@@ -23,7 +23,7 @@ PRELUDE_STANDS_HERE = "-- The prelude stands here.\n"
 
 #: Where a script tests whether a value begins with an owner of 23 characters and a space, and the test: written out,
 #: because a function takes longer.
-_OWNS, _TEST = r"\bOWNS\(([\w.\[\]]+), (\w+)\)", r"string.sub(\2, 1, 24) == \1 .. ' ' and string.find(\2, '^[>~=#?]')"
+_OWNS, _TEST = r"OWNS\(([\w.\[\]]+), (\w+)\)", r"string.sub(\2, 1, 24) == \1 .. ' ' and string.find(\2, '^[>~=#?]')"
 
 
 def _read(name: str) -> str:

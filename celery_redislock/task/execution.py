@@ -10,7 +10,6 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -116,7 +115,7 @@ class Execution:
             for part in self.parts:
                 self.message.demand = part.demand
                 is_also = part.key in self._also and options.on_conflict != "wait"
-                self.message.options = replace(options, on_conflict="wait") if is_also else options
+                self.message.options = options._replace(on_conflict="wait") if is_also else options
                 self.acquire(part, answers.get(part))
                 if part.hold.phase is IN_DOUBT:  # with lock_on_outage="run", the body runs without a lock
                     self._give_back()

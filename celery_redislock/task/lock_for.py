@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from celery_redislock.connection.store import LockStore
@@ -55,7 +54,7 @@ def lock_of(
     kind: type[Any] = AsyncLockInRequests if is_async else LockInRequests
     if len(demands) == 1:
         return kind(client, demands[0], options, thread_local=thread_local)
-    unfenced = replace(options, fence=False)
+    unfenced = options._replace(fence=False)
     locks = {
         one.key: kind(client, one, options if one.key == demands[0].key else unfenced, thread_local=thread_local)
         for one in in_order(demands)
