@@ -246,11 +246,12 @@ class Execution:
             self._server.keeper.add(lock)
         if not lock.calls and self.message.options.arguments == "all":
             lock.calls = [self._arguments]
-        self._announce_grant()
+        if signals.lock_acquired.receivers:
+            self._announce_grant()
 
     def _announce_grant(self) -> None:
         """Send the signal `lock_acquired` once the run has all of its keys, unless it shares the first one."""
-        if signals.lock_acquired.receivers and self.held in self.parts and self._has_all:
+        if self.held in self.parts and self._has_all:
             signals.lock_acquired.send(sender=self.task, lock=self.held, waited=self.message.waited)
 
     @property
@@ -337,11 +338,11 @@ class Execution:
         if lock is not self.parts[0] or not leaves_note(state):
             return None
         delivery = self.message.delivery
-        copy_may_wait = delivery.may_be_a_copy
-        ttl = self.plan.broker.note_ttl(is_sent_back_only=copy_may_wait and not delivery.is_delivered_again)
+        is_again = delivery.is_delivered_again
+        ttl = self.plan.broker.note_ttl(is_sent_back_only=delivery.is_republished and not is_again)
         is_kept = (self.number or self._is_replaceable) and state != states.RETRY
         given = keys_of(lock.key).given(self.message.attempt.job) if is_kept else None
-        return Note(self._note(lock.key), ttl, copy_may_wait, given)
+        return Note(self._note(lock.key), ttl, is_again or delivery.is_republished, given)
 
     def _claim(self, demand: Demand, claim: str) -> Claim | None:
         """The message's `claim` to what is reserved for it.

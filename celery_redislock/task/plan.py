@@ -114,6 +114,9 @@ class LockPlan:
         self._group_of = None if options.fair is None else self.keys.groups(options.fair)
         self.waiting_limit = settings.waiting_limit
         self._prefix = keyprefix_of(app) + settings.prefix
+        has_one_key = self.has_one_permit and not (signature.parameters or callable(first))
+        #: What each run asks for, if the task has no parameters and so a single key.
+        self._only = self.demand((), {}) if has_one_key else None
         #: `_origin`, cached.
         self.origin = cache(self._origin)
         self._name_of_lease = name_of("lease", own, app_wide)
@@ -226,6 +229,8 @@ class LockPlan:
         Raises:
             TypeError, LockKeyError: As in `demand`; or no group, or no weight, can be made from the arguments.
         """
+        if self._only is not None and not args and not kwargs:
+            return self._only
         demand = self.demand(args, kwargs)
         if self._group_of is None:
             return demand

@@ -143,3 +143,30 @@ def test_what_a_lock_needs_is_in_one_hash_slot_whatever_its_name(app: Celery, lo
     except LockKeyError:
         return
     assert key_slot(key.encode()) == key_slot(keys_of(key).note("id/0/0").encode())
+
+
+@pytest.mark.parametrize("options", [{}, {"lock_args": []}, {"lock_key": "nightly"}], ids=["all", "none", "template"])
+def test_a_task_without_parameters_has_its_key_ready_and_still_refuses_arguments(
+    app: Celery, options: Mapping[str, Any]
+) -> None:
+    @app.task(shared=False, base=LockedTask, name="sweep", **options)
+    def sweep() -> None: ...
+
+    plan = sweep.lock_plan
+    assert plan.demand_of_run((), {}, 0) is plan.demand_of_run([], {}, 7)
+    assert plan.demand_of_run((), {}, 0) == plan.demand((), {})
+    for args, kwargs in [([1], {}), ([], {"force": True})]:
+        with pytest.raises(TypeError, match=r"^sweep\(\) (too many positional|got an unexpected keyword) argument"):
+            plan.demand_of_run(args, kwargs, 0)
+
+
+def test_the_key_that_a_callable_makes_for_a_task_without_parameters_is_made_for_each_run(app: Celery) -> None:
+    keys = iter(["monday", "tuesday"])
+
+    @app.task(shared=False, base=LockedTask, name="sweep", lock_key=lambda _: next(keys))
+    def sweep() -> None: ...
+
+    assert [sweep.lock_plan.demand_of_run((), {}, 0).key.rpartition("{")[2] for _ in range(2)] == [
+        "monday}",
+        "tuesday}",
+    ]
