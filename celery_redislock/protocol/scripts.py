@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from enum import Enum
 from hashlib import sha1
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, NamedTuple
 
 Text = str | bytes
@@ -27,7 +27,7 @@ _OWNS, _TEST = r"OWNS\(([\w.\[\]]+), (\w+)\)", r"string.sub(\2, 1, 24) == \1 .. 
 
 
 def _read(name: str) -> str:
-    return re.sub(_OWNS, _TEST, files(__package__).joinpath("lua", f"{name}.lua").read_text(encoding="utf-8"))
+    return re.sub(_OWNS, _TEST, Path(__file__).with_name("lua").joinpath(f"{name}.lua").read_text(encoding="utf-8"))
 
 
 PRELUDE = _read("prelude")
