@@ -28,6 +28,10 @@ GOOD: dict[str, Any] = {
     "joins": "an id",
     "published": 1_700_000_000_000_000,
     "died": 2,
+    "number": 1_700_000_000_000_002,
+    "queued": True,
+    "republished": True,
+    "unmerged": True,
     "rank": 1_700_000_000_000_001,
     "options": {"scope": "job", "on_conflict": None, "wait_for": 5.5, "cooldown": 0},
 }
@@ -37,7 +41,11 @@ NOW = 1_800_000_000_000_000
 MALFORMED_FIELDS = [
     *(("times", value) for value in (-1, -(10**30), 1.0, True, "3", None, math.nan, [3], {"times": 3})),
     *(("since", value) for value in (0, 0.0, -1.0, math.nan, math.inf, -math.inf, True, "1", None, [1.0], {})),
-    *(("begun", value) for value in (0, 1, "true", None, [True], {})),
+    *(
+        (field, value)
+        for field in ("begun", "queued", "republished", "unmerged")
+        for value in (0, 1, "true", None, [True], {})
+    ),
     *(("claim", value) for value in (0, True, None, "", "short", "a b", [], {}, b"~", "~" + "x" * 22, "x" * 1000)),
     *(("publish", value) for value in (0, True, None, "short", "a b c d ", "eight/88", "x" * 9, b"12345678", [], {})),
     *(("key", value) for value in (0, True, None, "", "k" * (MAX_KEY + 1), b"key", [], {})),
@@ -46,7 +54,7 @@ MALFORMED_FIELDS = [
     *(("options", value) for value in (0, True, None, "scope", ["scope"], {}, {"scope": 1}, {"lease": 5}, {1: [2]})),
     *(
         (field, value)
-        for field in ("published", "rank")
+        for field in ("number", "published", "rank")
         for value in (0, -1, 1.5e15, 2**53, 10**30, True, None, "1700000000000000", math.nan, math.inf, [1], {})
     ),
 ]
@@ -106,6 +114,7 @@ def test_a_rank_once_set_stays_where_the_message_waits_again() -> None:
         (Header(published=NOW - 5, rank=NOW - 7), NOW - 7),
         (Header(published=NOW - 5, rank=NOW - 2 * LONGEST_AHEAD), NOW - 2 * LONGEST_AHEAD),
         (Header(rank=NOW + 5), NOW),
+        (Header(published=NOW - 5, rank=1), 1),
     ],
     ids=[
         "tells nothing",
@@ -115,6 +124,7 @@ def test_a_rank_once_set_stays_where_the_message_waits_again() -> None:
         "has a rank",
         "has waited for long",
         "a rank that is yet to come",
+        "the earliest rank",
     ],
 )
 def test_the_rank_in_line_is_the_time_of_the_publish_within_the_lock_servers_last_hour(
@@ -141,6 +151,29 @@ def test_a_header_that_is_no_return_counts_as_none(header: Any) -> None:
 def test_a_malformed_field_costs_itself_alone(field: str, value: Any) -> None:
     others = {name: value for name, value in GOOD.items() if name != field}
     assert Header.read({**GOOD, field: value}) == Header(**others)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("times", 1),
+        ("since", 0.5),
+        ("since", 1),
+        ("died", 1),
+        ("died", 999),
+        ("key", "k"),
+        ("key", "k" * MAX_KEY),
+        *((field, value) for field in ("number", "published", "rank") for value in (1, 2**53 - 1)),
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_the_least_and_the_most_that_a_field_may_be_is_read(field: str, value: Any) -> None:
+    assert getattr(Header.read({field: value}), field) == value
+
+
+def test_a_message_joins_the_same_task_until_it_is_told_another() -> None:
+    joins = Header().next(joins="a")
+    assert (joins.joins, joins.next().joins, joins.next(joins="b").joins) == ("a", "a", "b")
 
 
 @pytest.mark.parametrize("ahead", [1.0, 60.5, 3600.0, 1e11, 10**30, 10**400], ids=lambda ahead: repr(ahead)[:10])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import string
 from datetime import UTC, datetime, timedelta
 
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 from celery_redislock.errors import LockInfo
 from celery_redislock.protocol.replies import info_of
 from celery_redislock.protocol.tokens import (
+    CALLED,
     COOLING,
+    OFFERED,
     RESERVED,
     RUNS,
     SEEN,
@@ -27,6 +30,7 @@ from celery_redislock.protocol.tokens import (
     mint,
     mint_nonce,
     mint_publish,
+    of_room,
     origin,
 )
 
@@ -78,6 +82,13 @@ def test_an_attempt_is_told_from_its_retries_and_replacements() -> None:
     assert str(Attempt("id", 0, 0, mint_publish())) != str(Attempt("id", 0, 0, mint_publish()))
 
 
+def test_each_ask_has_a_later_time_even_if_the_clock_stands_still() -> None:
+    first, later = (mint(NONCE, None, origin("host", "t"), RUNS, asks).since for asks in (0, 60_000))
+    assert first is not None
+    assert later is not None
+    assert later - first >= timedelta(seconds=60)
+
+
 LONG = "x" * 1_000_000
 
 
@@ -95,6 +106,13 @@ def test_attempts_with_long_ids_are_still_told_apart() -> None:
     assert str(again) == str(one)
     assert again is not None
     assert again.task_id == known_as(one.task_id) == known_as(again.task_id)
+
+
+def test_versions_of_this_package_cut_a_long_name_in_the_same_place() -> None:
+    digest = hashlib.sha256(b"x" * 201).hexdigest()
+    assert known_as("x" * 200) == "x" * 200
+    assert known_as("x" * 201) == f"{'x' * 167}~{digest[:32]}"
+    assert len(known_as("\ud800" * 201)) == 200
 
 
 def test_a_token_outside_tasks_has_no_attempt_and_no_task() -> None:
@@ -123,6 +141,36 @@ def test_the_state_comes_first_and_changes_nothing_else_that_is_read(state: str)
     assert token.state == STATES[state]
     for field in ("nonce", "attempt", "since", "hostname", "task"):
         assert getattr(token, field) == getattr(runs, field)
+
+
+@pytest.mark.parametrize("state", [OFFERED, CALLED])
+def test_a_key_that_is_offered_to_a_room_belongs_to_no_attempt(state: str) -> None:
+    token = Token.of(state + of_room(NONCE, "host")[1:])
+    assert (token.state, token.attempt, token.hostname, token.task, token.is_running) == (
+        *("offered", None, "host", None),
+        False,
+    )
+    assert token.owner == of_room(NONCE, "host").owner
+
+
+def test_a_holder_that_is_asked_to_stop_names_the_task_that_asks() -> None:
+    runs = mint(NONCE, Attempt("id", 1, 2), origin("host", "task"))
+    asked = Token.of(f"{runs} <new%20er")
+    assert (runs.state, runs.asked_by) == ("held", None)
+    assert (asked.state, asked.asked_by, asked.is_running) == ("stopping", "new er", True)
+    for field in ("nonce", "owner", "attempt", "since", "hostname", "task"):
+        assert getattr(asked, field) == getattr(runs, field)
+    assert Token.of(f"{runs} newer").asked_by is None
+
+
+def test_a_key_cools_down_with_the_fields_of_its_last_run() -> None:
+    runs = mint(NONCE, Attempt("id", 1, 2), origin("host", "task"))
+    assert cooling(runs) == COOLING + runs[1:]
+
+
+def test_a_text_and_its_bytes_are_the_same_token_even_if_they_are_no_utf_8() -> None:
+    assert Token.of("\udcff").value == b"\xff"
+    assert Token.of(b"\xff") == "\udcff"
 
 
 def test_a_key_has_one_owner_until_it_is_left_to_a_message_or_cools_down() -> None:
@@ -184,6 +232,14 @@ def test_a_value_that_is_nearly_ours_is_nobodys_attempt(state: str, value: str) 
     assert token.owner == (
         token.value[:23] if value.startswith(NONCE) and state not in {SEEN, SENDING} else token.owner
     )
+
+
+@pytest.mark.parametrize(
+    "value", [f"{NONCE} id/0/0 1 host task", "> id/0/0 1 host task", f">{NONCE} id/0/0 1 host tâsk"]
+)
+def test_a_value_with_our_fields_is_foreign_without_a_state_and_a_nonce_or_beyond_ascii(value: str) -> None:
+    token = Token.of(value)
+    assert (token.attempt, token.since, token.hostname, token.task) == (None, None, None, None)
 
 
 @given(st.binary() | st.lists(st.text(max_size=8), min_size=5, max_size=6).map(lambda words: " ".join(words).encode()))
