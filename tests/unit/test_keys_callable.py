@@ -129,3 +129,24 @@ def test_a_name_with_surrogates_can_be_sent_or_is_refused(made: str) -> None:
     except LockKeyError:
         return
     assert name.encode("utf-8")
+
+
+def test_a_callable_that_returns_several_names_makes_several_and_one_that_returns_a_text_makes_one() -> None:
+    long = "x" * (MAX_NAME + 1)
+    maker = key_maker(task, lock_key=lambda arguments: arguments["a"])
+    assert maker.names_of(maker.bind(("stock:1",), {})) == ["stock:1"]
+    first, second = maker.names_of(maker.bind((["stock:1", long],), {}))
+    assert first == "stock:1"
+    assert (len(second), second[:100]) == (MAX_NAME, "x" * 100)
+
+
+@pytest.mark.parametrize(("made", "what"), [(["a", 7], "a list of int"), ([""], "a list of str"), ([], "list")])
+def test_a_list_of_anything_but_names_is_refused(made: Any, what: str) -> None:
+    maker = key_maker(task, lock_key=lambda arguments: made)
+    with pytest.raises(LockKeyError, match=rf"^t: lock_key must return a non-empty str, not {what}$"):
+        maker.names_of(maker.bind((1,), {}))
+
+
+def test_several_names_are_refused_where_a_run_may_have_only_one() -> None:
+    with pytest.raises(LockKeyError, match=r"^t: lock_key returned several keys, which is not allowed with lock_scope"):
+        key_maker(task, lock_key=lambda arguments: ["a", "b"]).name((1,), {})

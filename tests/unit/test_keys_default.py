@@ -406,6 +406,7 @@ def test_the_encoding_is_format_version_1() -> None:
     )
     assert make_name(*call) == f"t:{sha256(f'1:{encoded}'.encode()).hexdigest()[:32]}"
     assert make_name(*call) == "t:28284a73420d4ebb00f1e8dbfe88664b"
+    assert key_maker(task, lock_args=()).name((7,), {}) == f"t:{sha256(b'1:{}').hexdigest()[:32]}"
 
 
 @pytest.mark.parametrize("length", [150, 168, 200, 1000])

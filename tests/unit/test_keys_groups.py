@@ -61,7 +61,11 @@ def test_a_template_makes_a_group_that_can_be_read() -> None:
 
 
 def test_what_cannot_be_a_group_is_refused_without_its_value() -> None:
-    with pytest.raises(LockKeyError, match=r"'customer' cannot be a group: a value of type object cannot be encoded"):
+    with pytest.raises(
+        LockKeyError,
+        match=r"^t: parameter 'customer' cannot be a group: a value of type object cannot be encoded as JSON; "
+        "group by another parameter$",
+    ):
         group_of("customer", object())
     with pytest.raises(LockKeyError) as refused:
         group_of("{customer}", [SECRET])
@@ -110,3 +114,13 @@ def test_a_group_that_says_more_than_the_key_is_allowed(key: dict[str, Any]) -> 
 )
 def test_what_names_no_group_is_refused_with_what_to_do(lock_fair: str, told: str) -> None:
     assert told in refusal(lock_fair)
+
+
+@pytest.mark.parametrize("lock_fair", ["{customer", "{colour}", "colour", "eu"])
+def test_the_refusal_of_a_group_names_the_task_and_the_option(lock_fair: str) -> None:
+    assert refusal(lock_fair).startswith("t: lock_fair ")
+
+
+def test_the_refusal_of_a_value_in_a_template_names_the_task() -> None:
+    with pytest.raises(LockKeyError, match=r"^t: parameter 'customer' is a list; a lock_fair template takes"):
+        group_of("{customer}", [])

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_redislock.errors import LockConfigError, LockKeyError
+from celery_redislock.keys.arguments import MAX_INT_BITS
 from celery_redislock.keys.key_maker import MAX_NAME
 
 from .wire import SECRET, hostile_text, key_maker
@@ -207,3 +208,26 @@ def test_no_other_values_imitate_a_shortened_name() -> None:
     """Whoever chooses the values must not be able to share the lock of others on purpose."""
     shortened = name_of("{a}:{b}", "x" * 300, "y")
     assert name_of("{a}:{b}", *shortened.split(":")) != shortened
+
+
+def test_a_value_is_escaped_only_where_it_could_be_taken_for_something_else() -> None:
+    plain = "ABCXYZabcxyz0189.-_/+"
+    assert name_of("stock:{a}", plain) == f"stock:{plain}"
+    assert name_of("{a}+{b}", "1+2", 2) == "1%2B2+2"
+
+
+def test_a_malformed_template_is_refused_with_an_example() -> None:
+    allowed = 'only plain parameter names between braces are allowed, as in "stock:{sku}"'
+    for template, why in [("{a!r}", ""), ("", "it is empty; ")]:
+        with pytest.raises(LockConfigError) as refused:
+            name_of(template, 1)
+        assert str(refused.value) == f"t: lock_key = {template!r}: {why}{allowed}"
+
+
+def test_the_longest_int_that_has_a_text_makes_a_name_and_a_longer_one_is_refused() -> None:
+    longest = 2**MAX_INT_BITS - 1
+    assert len(name_of("{a}", longest)) == MAX_NAME
+    assert key_maker(task).name((longest,), {})
+    for template in ("{a}", None):
+        with pytest.raises(LockKeyError):
+            key_maker(task, lock_key=template).name((longest + 1,), {})
