@@ -18,10 +18,13 @@ from celery_redislock.options import (
     KEY_OPTIONS,
     OPTIONS,
     PER_CALL,
+    Also,
     LockOptions,
     LockSettings,
     allowed_of_call,
+    check_limit,
     check_of_call,
+    may_have_several,
     resolve_options,
     resolve_settings,
     shares_of,
@@ -664,3 +667,101 @@ def test_groups_wait_in_line_with_any_such_weight_whatever_the_limit(weight: Any
 @pytest.mark.parametrize("name", ["fair", "weight"])
 def test_groups_are_those_of_a_task_and_not_of_an_app(name: str) -> None:
     assert setting_refusal(**{name: "a"}) == f"redislock_{name} is not a setting: set lock_{name} on the task"
+
+
+# Several keys, and limits.
+
+SEVERAL = {"key": ["stock:{a}", "shelf:{b}"]}
+ALSO = {"args": ["a"], "also": [Also("farm", limit=20)]}
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        (
+            {**SEVERAL, "scope": "job"},
+            "lock_scope = 'job' is not allowed with lock_key = a list: a publish can reserve",
+        ),
+        ({**ALSO, "scope": "queue"}, "lock_scope = 'queue' is not allowed with lock_also: a publish can reserve only"),
+        (
+            {**SEVERAL, "on_conflict": "join"},
+            "lock_on_conflict = 'join' is not allowed with lock_key = a list: each key",
+        ),
+        ({**ALSO, "hold_on_retry": True}, "lock_hold_on_retry = True is not allowed with lock_also: a retry releases"),
+        (
+            {**SEVERAL, "rate": "1/s"},
+            "lock_rate = '1/s' is not allowed with lock_key = a list: name the rate in lock_also",
+        ),
+        ({**ALSO, "rate": lambda _: "1/s"}, "lock_rate is not allowed with lock_also: name the rate in lock_also"),
+        ({**SEVERAL, "fair": "a"}, "lock_fair = 'a' is not allowed with lock_key = a list: groups take turns at one"),
+        ({"key": []}, "lock_key and lock_also name 0 keys; a run has from 1 to 8"),
+        ({"key": ["a"] * 9}, "lock_key and lock_also name 9 keys; a run has from 1 to 8"),
+        ({"key": "a", "also": [Also(f"k{n}") for n in range(8)]}, "lock_key and lock_also name 9 keys; a run has"),
+        ({"key": ["a", 7]}, "lock_key = ['a', 7] is not allowed; allowed: a template, a list of templates, a callable"),
+        ({"key": 7}, "lock_key = 7 is not allowed; allowed: a template, a list of templates, a callable, or None"),
+        ({"also": "farm"}, "lock_also = 'farm' is not allowed; allowed: a list of Also(key, limit=...)"),
+        ({"also": [Also("farm"), "api"]}, "lock_also = [Also("),
+        (
+            {"also": [Also("farm"), Also("")]},
+            "lock_also[1].key = '' is not allowed; allowed: a template, or a callable",
+        ),
+        ({"also": [Also(7)]}, "lock_also[0].key = 7 is not allowed"),
+        ({"also": [Also("farm", limit=0)]}, "lock_also[0].limit = 0 is not allowed; allowed: a whole number from 1"),
+        ({"also": [Also("api", rate="often")]}, "lock_also[0].rate = 'often' is not allowed"),
+        ({"also": [Also("api", 2, "1/s")]}, "lock_also[0]: a rate with a limit is not allowed: use an Also of its own"),
+        (
+            {"args": ["a"], "limit": 2, "scope": "job"},
+            "lock_limit = 2 is not allowed with lock_scope = 'job', where only",
+        ),
+        (
+            {"args": ["a"], "limit": lambda _: 2, "fence": True},
+            "lock_limit = a callable is not allowed with lock_fence: a",
+        ),
+        ({"args": ["a"], "limit": 3, "cooldown": 5}, "lock_limit = 3 is not allowed with lock_cooldown: the key would"),
+        ({"limit": 2.0}, "lock_limit = 2.0 is not allowed; allowed: a whole number from 1 to 50, or a callable"),
+    ],
+)
+def test_what_cannot_go_with_several_keys_or_holders_is_refused(own: dict[str, Any], message: str) -> None:
+    assert refusal(own).startswith(f"shop.bill: {message}")
+
+
+def test_eight_keys_are_allowed_and_lists_of_them_become_tuples() -> None:
+    resolved = options({"key": ["a"], "also": [Also(f"k{n}", rate="1/s") for n in range(7)]})
+    assert (resolved.key, len(resolved.also), type(resolved.also)) == (("a",), 7, tuple)
+
+
+@pytest.mark.parametrize(
+    ("own", "several"),
+    [
+        ({}, False),
+        ({"key": "stock"}, False),
+        ({"key": ["stock"]}, True),
+        (ALSO, True),
+        ({"key": lambda _: "stock"}, True),
+        ({"key": lambda _: "stock", "scope": "job"}, False),
+        ({"key": lambda _: "stock", "hold_on_retry": True}, False),
+    ],
+)
+def test_a_run_may_have_several_keys_where_nothing_rules_them_out(own: dict[str, Any], several: bool) -> None:
+    assert may_have_several(options(own)) is several
+
+
+def test_a_lock_has_from_one_to_fifty_holders_and_a_fence_only_with_one() -> None:
+    assert [check_limit("lock k", limit, fence=False) for limit in (1, 2, 50)] == [1, 2, 50]
+    assert check_limit("lock k", 1, fence=True) == 1
+    for limit in (0, 51, 2.0, True, "2", None):
+        with pytest.raises(LockConfigError, match=rf"^lock k: limit = {limit!r} is not allowed; allowed: a whole"):
+            check_limit("lock k", limit, fence=False)
+    with pytest.raises(LockConfigError, match=r"^lock k: limit = 2 is not allowed with fence=True: several holders"):
+        check_limit("lock k", 2, fence=True)
+
+
+def test_a_rate_is_over_at_most_a_year_and_grants_at_most_fifty_a_millisecond() -> None:
+    year = 366 * 86_400
+    assert shares_of((1, year)) == (1, year, 1)
+    assert shares_of((1, year + 1)) is None
+    assert shares_of((50, 0.001)) == (50, 0.001, 50)
+    assert shares_of((51, 0.001)) is None
+    assert shares_of((100, 0.002)) == (50, 0.002, 100)
+    assert shares_of((100_000, 2)) == (50, 2, 100_000)
+    assert shares_of((100_001, 2)) is None
