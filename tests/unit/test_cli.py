@@ -10,7 +10,7 @@ import pytest
 from celery_redislock.cli import rows
 from celery_redislock.cli.commands import screen
 from celery_redislock.cli.locks import matcher
-from celery_redislock.cli.rows import FREE, Calls, Row, Total, prometheus, table, totals
+from celery_redislock.cli.rows import FREE, ORDERS, Calls, Row, Total, prometheus, table, totals
 from celery_redislock.cli.sentences import Say, age, duration, moment
 from celery_redislock.cli.workers import Counts, Waits
 from celery_redislock.protocol.names import LockKeys, LockPart
@@ -60,6 +60,38 @@ def test_a_moment_is_in_utc_and_tells_how_long_ago_it_was():
     assert moment(NOW - timedelta(minutes=3), NOW) == "2026-11-22 03:01:05 UTC (3m00s ago)"
     assert moment(None, NOW) == "an unknown time"
     assert age(NOW + timedelta(minutes=3), NOW) == "0.0s"  # the holder's clock is ahead
+
+
+def test_a_row_tells_what_calls_its_message_has_and_when_they_are_due():
+    token = mint(mint_nonce(), Attempt("an-id", 0, 0), origin("w@host", "shop.bill"), RESERVED)
+    due = NOW + timedelta(seconds=90)
+    calls = Calls.of(token, token.nonce.encode(), b"3", str(int(due.timestamp() * 1e6)).encode())
+    assert calls == (3, due)
+    lines = [*table([row(token=token, calls=calls), row(token=token, calls=calls._replace(due=NOW)), row()], NOW)]
+    ends = ["12s      shop.bill (3 calls, due in 1m30s)", "12s      shop.bill (3 calls)", "12s      shop.bill"]
+    assert [line[line.index("12s") :] for line in lines[1:]] == ends
+    assert "-        shop.bill" in [*table([row(ttl=None)], NOW)][1]
+
+
+def test_rows_are_sorted_by_age_by_task_by_key_and_by_what_waits():
+    def held_for(seconds, key, task, waiting=0):
+        since = int((NOW - timedelta(seconds=seconds)).timestamp() * 1000)
+        token = Token.of(f">{mint_nonce()} an-id/0/0 {since} host {task}")
+        return row(f"redislock:{{{key}}}", task, waiting, token=token)
+
+    listed = [
+        held_for(5, "c", "b", 2),
+        held_for(9, "b", "a"),
+        held_for(9, "a", "b"),
+        row("redislock:{d}", None, token=Token.of("x")),
+    ]
+    keys = {name: "".join(one.part.key[-2] for one in sorted(listed, key=order)) for name, order in ORDERS.items()}
+    assert keys == {"age": "abcd", "waiting": "cabd", "key": "abcd", "task": "dbac"}
+
+
+def test_a_free_row_says_so_and_a_free_lock_has_the_name_of_nothing():
+    free = row(token=FREE, ttl=None)
+    assert (free.state, free.info.state, free.info.ttl, row().info.ttl) == ("free", "free", None, 12.0)
 
 
 @pytest.mark.parametrize("width", [None, 80])
