@@ -14,6 +14,7 @@ from chaos.faults import (
     KILL_WORKER,
     REFUSE,
     RESTART,
+    SHRINK,
     STOP_CHILD,
     STOP_WORKER,
     WARM,
@@ -24,7 +25,8 @@ from chaos.windows import ACK, AT_ONCE, CUT_TOLD, LAPSE, MADE_UP_FOR, NEVER, REN
 from promises import Excuse
 from tests.lab.ledger import Run
 
-STOPS, OUTAGES, DEATHS = (STOP_CHILD, STOP_WORKER), (REFUSE, BLACKHOLE), (KILL_CHILD, KILL_WORKER, COLD, WARM)
+STOPS, OUTAGES = (STOP_CHILD, STOP_WORKER), (REFUSE, BLACKHOLE)
+DEATHS = (KILL_CHILD, KILL_WORKER, COLD, WARM, SHRINK)
 
 
 def of_overlap(story: Story, first: Run, second: Run) -> Excuse | None:

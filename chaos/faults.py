@@ -36,6 +36,8 @@ DROP = "a reply of the lock server dropped"
 REFUSE = "lock server refuses"
 BLACKHOLE = "lock server in a black hole"
 CUT_BROKER = "broker's connections cut"
+#: The fuzz alone does this. Celery ends the children that it knows to be idle; one may just have been given a message.
+SHRINK = "pool shrunk"
 
 #: The scripts whose replies are dropped, and their names.
 SCRIPTS = {ACQUIRE: "acquire", RELEASE: "release", RENEW: "renew"}

@@ -55,6 +55,8 @@ class Post(Target):
         self.worker: Worker
         self.config = config
         """That of the next worker."""
+        self.name = ""
+        """That of the worker, for Celery's remote control."""
         self._folder, self._app = folder, app
         self._end = ExitStack()
         self._leaving: list[tuple[Worker, ExitStack, float, str]] = []
@@ -85,8 +87,8 @@ class Post(Target):
         """Start another worker after the last one."""
         self._end.close()
         self._started += 1
-        name = f"{self._folder.name}-{self._started}@chaos"
-        context = worker(self.config, self._folder, CHILDREN, "-n", name, app=self._app)
+        self.name = f"{self._folder.name}-{self._started}@chaos"
+        context = worker(self.config, self._folder, CHILDREN, "-n", self.name, app=self._app)
         self.worker = self._end.enter_context(context)
 
     def end(self, sig: signal.Signals) -> None:

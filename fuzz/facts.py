@@ -140,7 +140,7 @@ class Facts:
 
     def around(self, task_ids: tuple[str, ...]) -> list[Line]:
         """Every line that names one of these jobs, and the operations of the life."""
-        operations = {"fault", "deploy", "purged"}
+        operations = {"fault", "deploy", "purged", "scaled", "visit"}
         lines = [line for line in self.story.lines if line["event"] in operations or self._names(line) & {*task_ids}]
         return lines if task_ids else []
 

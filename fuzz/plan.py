@@ -17,6 +17,7 @@ from chaos.faults import (
     KILL_WORKER,
     REFUSE,
     RESTART,
+    SHRINK,
     STOP_CHILD,
     STOP_WORKER,
     WARM,
@@ -25,6 +26,7 @@ from chaos.faults import (
 from fuzz.options import KEYS, Spec, random_spec, refusal
 
 DEPLOY, REVOKE, TERMINATE, PURGE = "deploy", "revoke", "revoke, terminating", "purge"
+GROW, VISIT = "pool grown", "a further worker joins the queue and leaves it"
 #: How often each operation is drawn. What loses data, or messages, is rare: it excuses much.
 OPERATIONS = {
     KILL_CHILD: 4,
@@ -40,6 +42,9 @@ OPERATIONS = {
     BLACKHOLE: 1,
     CUT_BROKER: 2,
     DEPLOY: 4,
+    GROW: 1.5,
+    SHRINK: 1.5,
+    VISIT: 2,
     REVOKE: 2,
     TERMINATE: 2,
     PURGE: 0.5,

@@ -7,29 +7,31 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import redis
 from celery import Celery, chain, chord, group, states
 
 from celery_redislock.protocol.names import GIVEN, GONE
 from chaos.complaints import complaints_in
 from chaos.coroner import Coroner
-from chaos.faults import FAULTS, WARM, Strike, start, written_down
+from chaos.faults import FAULTS, SHRINK, WARM, Strike, start, written_down
 from chaos.posts import Post
 from chaos.stage import Cast, Stage, open_stage
 from chaos.tasks import LEASE, write_down_publishing
 from chaos.windows import AT_ONCE
 from fuzz import tasks
 from fuzz.options import LONGEST, WINDOW
-from fuzz.plan import DEPLOY, POSTS, PURGE, REVOKE, TERMINATE, Call, Life, Operation, Part
+from fuzz.plan import DEPLOY, GROW, POSTS, PURGE, REVOKE, TERMINATE, VISIT, Call, Life, Operation, Part
 from tests.lab.app import Config, make_app
 from tests.lab.ledger import Ledger
 
-QUEUE = "fuzz"
+APP, QUEUE = "fuzz.worker", "fuzz"
 #: Parts of the names of keys that hold no lock: a note for a retry that was given up, a line in which a dead room
 #: stands until it ends, and what is kept for a day: the last fence, and the calls of a ticket that ended without a run.
 ALLOWED = (GONE, GIVEN, "}:line", "}:fence")
@@ -37,6 +39,10 @@ ALLOWED = (GONE, GIVEN, "}:line", "}:fence")
 ASKED_FOR = r"Task fuzz\.\w+\[\S+ raised unexpected: Lock(?:Unavailable|Lost)\("
 #: Seconds in which all must come to its end when the last operation is over.
 END = 75.0
+#: Seconds for which a further worker stays, at least, and how many more they may be.
+STAY, LONGER = 1.0, 5
+#: Seconds in which the children of a pool that shrinks are gone.
+GONE_WITHIN = 2.0
 #: Seconds for which a caller waits for the end of a call.
 PATIENCE = 4.0
 #: Nothing moves any more when the ledger has not grown for so many seconds. What follows another task's result looks
@@ -47,9 +53,9 @@ QUIET, QUIET_IF_JOINED = 10.0, 35.0
 def play(life: Life, broker: str, folder: Path) -> Ledger:
     """Play a life to its end, and return what was written down. The logs of its workers stay in the folder."""
     folder.mkdir()
-    cast = Cast("fuzz.worker", QUEUE, POSTS, {**life.settings, **_version(life, 0)})
-    with open_stage(broker, folder, cast) as stage:
-        _Player(life, stage).play()
+    cast = Cast(APP, QUEUE, POSTS, {**life.settings, **_version(life, 0)})
+    with open_stage(broker, folder, cast) as stage, ExitStack() as visits:
+        _Player(life, stage, visits).play()
     for log in folder.glob("post*/*.log"):
         for text in complaints_in(log, ASKED_FOR):
             stage.ledger.write({"event": "complaint", "text": text})
@@ -61,8 +67,10 @@ def _version(life: Life, number: int) -> dict[str, Any]:
 
 
 class _Player:
-    def __init__(self, life: Life, stage: Stage) -> None:
+    def __init__(self, life: Life, stage: Stage, visits: ExitStack) -> None:
         self._life, self._stage, self._ledger = life, stage, stage.ledger
+        self._visits = visits
+        self._visitors: list[Post] = []
         self._apps: dict[int, Celery] = {}
         self._deployed = 0
         self._late = {spec.name: spec.is_late for spec in life.deploys[0]}
@@ -83,8 +91,12 @@ class _Player:
             self._do(operation)
         for caller in callers:
             caller.join()
+        for visitor in self._visitors:
+            visitor.wait()
         self._stage.wait()
         self._stage.mend()
+        for visitor in self._visitors:
+            visitor.see_off()
         self._ledger.write({"event": "over", "at": time.monotonic()})
         self._wait_for_the_end()
         self._write_down_the_end()
@@ -183,9 +195,7 @@ class _Player:
         version = self._deployed + 1
 
         def restart(post: Post, number: int) -> None:
-            pids = [post.worker.process.pid, *(child.pid for child in post.worker.children())]
-            with written_down(self._stage, WARM, pids=pids, worker=pids[0]):
-                post.end(signal.SIGTERM)
+            self._end(post)
             post.config = self._config(post.config, version)
             post.start()
             if number == 0:
@@ -195,6 +205,55 @@ class _Player:
         for number, post in enumerate(self._stage.posts):
             post.do(partial(restart, post, number))
             post.wait()
+
+    def _end(self, post: Post) -> None:
+        """End a worker with a warm shutdown."""
+        pids = [post.worker.process.pid, *(child.pid for child in post.worker.children())]
+        with written_down(self._stage, WARM, pids=pids, worker=pids[0]):
+            post.end(signal.SIGTERM)
+
+    def _visit(self, strike: Strike) -> None:
+        """A further worker joins the queue, and leaves it some seconds later with a warm shutdown."""
+        folder = self._stage.folder / f"post{POSTS + len(self._visitors)}"
+        visitor = Post(self._config(self._stage.config, self._deployed), folder, APP)
+        self._visits.callback(visitor.close)
+        self._visitors.append(visitor)
+
+        def stay() -> None:
+            visitor.start()
+            self._ledger.write({"event": "visit", "worker": visitor.worker.process.pid, "at": time.monotonic()})
+            time.sleep(STAY + strike.seed % LONGER)
+            visitor.replace_dead()  # an error in kombu may have ended it
+            self._end(visitor)
+
+        visitor.do(stay)
+
+    def _scale(self, strike: Strike, *, grows: bool) -> None:
+        """A worker's pool grows or shrinks by one or two children, but never to none."""
+        post, by = self._stage.posts[strike.post], 1 + strike.seed % 2
+        control: Any = self._app(self._deployed).control
+
+        def scale() -> None:
+            there, since, gone = {child.pid for child in post.worker.children()}, time.monotonic(), list[int]()
+            less = min(by, len(there) - 1)
+            if grows:
+                told = control.pool_grow(by, destination=[post.name], reply=True)
+            elif less:
+                told = control.pool_shrink(less, destination=[post.name], reply=True)
+                while len(gone) < less and time.monotonic() < since + GONE_WITHIN:
+                    time.sleep(0.05)
+                    gone = sorted(there - {child.pid for child in post.worker.children()})
+            else:
+                return
+            line = {"event": "fault", "name": SHRINK, "struck": True, "pids": gone} if gone else {"event": "scaled"}
+            line = {**line, "worker": post.worker.process.pid, "grows": grows, "told": told}
+            self._ledger.write({**line, "from": since, "until": time.monotonic()})
+
+        def act() -> None:
+            with suppress(psutil.NoSuchProcess):  # the worker has ended by itself
+                scale()
+
+        post.do(act)
 
     def _revoke(self, strike: Strike, *, terminate: bool) -> None:
         """Revoke one of the last calls."""
@@ -267,6 +326,9 @@ def _canvas(kind: str, signatures: list[Any], app: Celery) -> None:
 
 _OPERATIONS: dict[str, Callable[[_Player, Strike], None]] = {
     DEPLOY: _Player._deploy,
+    GROW: partial(_Player._scale, grows=True),
+    SHRINK: partial(_Player._scale, grows=False),
+    VISIT: _Player._visit,
     REVOKE: partial(_Player._revoke, terminate=False),
     TERMINATE: partial(_Player._revoke, terminate=True),
     PURGE: _Player._purge,

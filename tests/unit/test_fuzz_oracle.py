@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from chaos.faults import RESTART, STOP_WORKER
+from chaos.faults import RESTART, SHRINK, STOP_WORKER
 from fuzz.facts import Facts
 from fuzz.options import WINDOW, Locks, Spec, locks_of, refusal
 from fuzz.oracle import judge
@@ -59,7 +59,7 @@ class Story:
         self.ledger.write({"event": "final", "task_id": task_id, "state": state, "result": result})
 
     def run(self, task_id, start, end, *, items=None, retries=0, limits=None, rates=None, fence=None, pid=None):
-        """A run of a body, which came to its end."""
+        """A run of a body, which came to its end; without one, its child died first."""
         pid = pid or 100 + int(start * 10)
         who = {"task_id": task_id, "pid": pid}
         run = {**who, "key": task_id, "item": f"{task_id}/{retries}", "start": start}
@@ -67,8 +67,11 @@ class Story:
         locks = {"limits": {ONE: 1} if limits is None else limits, "rates": rates or {}}
         self.ledger.write({"event": "start", **run})
         self.ledger.write({"event": "body", **who, "at": start, **given, **locks})
-        self.ledger.write({"event": "done", **who, "at": end})
-        self.ledger.write({"event": "end", **run, "end": end})
+        if end is None:
+            self.ledger.died(pid, start + 0.1)
+        else:
+            self.ledger.write({"event": "done", **who, "at": end})
+            self.ledger.write({"event": "end", **run, "end": end})
 
     def fault(self, name, start, end, *pids):
         times = {"from": start, "until": end}
@@ -236,6 +239,15 @@ def test_a_job_that_a_purge_dropped_need_not_end(story, seen):
     story.call("x", final="PENDING", seen=seen)
     story.ledger.write({"event": "purged", "from": 0.4, "at": 0.5})
     assert story.broken() == ([Promise.ENDS] if seen else [])
+
+
+@pytest.mark.parametrize(("at", "is_broken"), [(1.05, False), (12.0, True)])
+def test_a_message_that_was_acked_early_may_be_lost_with_a_child_of_a_pool_that_shrinks(story, at, is_broken):
+    story.call("x", final="PENDING")
+    story.ledger.write({"event": "sent", "task_id": "x", "kind": "early", "after": ""})
+    story.run("x", 1.0, None, pid=110)
+    story.fault(SHRINK, at, at + 0.1, 110)
+    assert story.broken() == ([Promise.ENDS] if is_broken else [])
 
 
 def test_a_call_whose_arguments_never_ran_is_found(of):
