@@ -14,11 +14,12 @@ from fuzz.options import LONGEST
 from promises import Excuse
 
 #: What the plan's operations do to a message: the docs say so, so these are no excuses.
-PURGED, REVOKED, EXPIRED, BEFORE, RESERVED = (
+PURGED, REVOKED, EXPIRED, BEFORE, FAILED, RESERVED = (
     "a purge dropped the message",
     "the job was revoked",
     "the job expired",
     "what comes before it in its canvas was lost, revoked or has expired",
+    "what comes before its group in its chain has failed: Celery leaves the group open",
     "its key is reserved for a message that was lost",
 )
 #: Celery stores RETRY after it has sent the next attempt, as the twins have shown too.
@@ -127,6 +128,8 @@ def of_open(facts: Facts, job: Accepted) -> str | None:
     """Why a job has not come to its end."""
     if _is_overwritten(facts, job):
         return OVERWRITTEN
+    if _is_left_open(facts, job):
+        return FAILED
     excuse = of_lost(facts, job)
     if excuse or facts.is_plain_task(job.part.task):
         return excuse or Excuse.ACKED_EARLY
@@ -150,7 +153,7 @@ def _is_overwritten(facts: Facts, job: Accepted) -> bool:
 def of_lost(facts: Facts, job: Accepted) -> str | None:
     """Why the message of a job was lost, or will never be sent."""
     story, task_id = facts.story, job.task_id
-    if any(_never_goes_on(facts.final.get(one, {})) for one in job.before):
+    if any(_never_goes_on(facts.final.get(one, {})) for one in job.before if not _is_left_open(facts, facts.jobs[one])):
         return BEFORE
     if story.sent.get(task_id, {}).get("kind") == "late":
         excuse = missing.of_missing(story, task_id)
@@ -163,6 +166,11 @@ def of_lost(facts: Facts, job: Accepted) -> str | None:
     if any(at <= purge["at"] for at in unseen for purge in story.events("purged")):
         return PURGED
     return EXPIRED if _may_expire(facts, job) and not seen else None
+
+
+def _is_left_open(facts: Facts, job: Accepted) -> bool:
+    """Whether it was never sent, and Celery stores no end of it."""
+    return job.is_left_open and not facts.story.published[job.task_id] and _before_failed(facts, job)
 
 
 def _never_goes_on(final: Line) -> bool:

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from chaos.story import Line, Story
+from fuzz.canvas import before, left_open
 from fuzz.options import KEYS, Locks, Spec, locks_of
 from fuzz.plan import PLAIN, Life, Part
 from tests.lab.ledger import Ledger, Run
@@ -32,17 +33,20 @@ class Accepted:
     part: Part
     task_id: str
     deploy: int
-    kind: str
+    is_alone: bool
+    """Whether it is no part of a canvas."""
     asked_at: float
     returned_at: float
     is_duplicate: bool
     before: tuple[str, ...]
     """The ids of the parts of the canvas that come before it."""
+    is_left_open: bool = False
+    """Whether Celery leaves it open where one of those fails."""
 
     @property
     def is_plain(self) -> bool:
         """Whether it may be merged, or answered with another job: nothing depends on its own id."""
-        return self.kind == "alone" and "task_id" not in self.part.options
+        return self.is_alone and "task_id" not in self.part.options
 
     @property
     def is_merged(self) -> bool:
@@ -66,6 +70,7 @@ class Facts:
         self.life = life
         self.story = Story(ledger)
         self.parts = {part.name: part for calls in life.callers for call in calls for part in call.parts}
+        self._planned = {call.parts[0].name: call for calls in life.callers for call in calls}
         self.bodies = sorted(self._bodies(), key=lambda body: body.run.start)
         self.calls = [one for line in self.story.events("call") if "error" not in line for one in self._accepted(line)]
         self.jobs = {call.task_id: call for call in self.calls if not call.is_duplicate}
@@ -82,12 +87,12 @@ class Facts:
 
     def _accepted(self, line: Line) -> list[Accepted]:
         times, ids = (line["asked_at"], line["returned_at"]), line["ids"]
-        kind, deploy, is_duplicate = line["kind"], line["deploy"], bool(line.get("duplicate"))
+        deploy, is_duplicate, call = line["deploy"], bool(line.get("duplicate")), self._planned[line["names"][0]]
         accepted = []
-        for number, name in enumerate(line["names"]):
-            follows = kind == "chain" or (kind == "chord" and number == len(ids) - 1)
-            before = tuple(ids[:number]) if follows else ()
-            accepted.append(Accepted(self.parts[name], ids[number], deploy, kind, *times, is_duplicate, before))
+        for number, parts in sorted(before(call.shape).items()):
+            told = (tuple(ids[part] for part in parts), number in left_open(call.shape))
+            one = Accepted(call.parts[number], ids[number], deploy, call.is_alone, *times, is_duplicate, *told)
+            accepted.append(one)
         return accepted
 
     def specs(self, task: str) -> list[Spec]:

@@ -23,6 +23,7 @@ from chaos.faults import (
     WARM,
     Strike,
 )
+from fuzz.canvas import ALONE, SHAPES, Shape, before
 from fuzz.options import KEYS, Spec, random_spec, refusal
 
 DEPLOY, REVOKE, TERMINATE, PURGE = "deploy", "revoke", "revoke, terminating", "purge"
@@ -79,11 +80,16 @@ class Call:
     """What a caller sends after a pause."""
 
     pause: float
-    kind: str
-    """``alone``, ``chain``, ``group``, or ``chord``, whose last part is the body."""
+    shape: Shape
+    """A canvas of the parts, or ``ALONE``."""
     parts: tuple[Part, ...]
     waits: bool = False
     """Whether the caller waits for the end of a call alone before its next one."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it is no canvas."""
+        return bool(self.shape == ALONE)
 
 
 @dataclass(frozen=True)
@@ -188,10 +194,10 @@ class _Maker:
             )  # what is known to have ended is called at once
 
     def _call(self, pause: float, specs: tuple[Spec, ...]) -> Call:
-        kind = self._chance.choices(["alone", "chain", "group", "chord"], [12, 1, 1, 1])[0]
-        many = 1 if kind == "alone" else self._chance.randint(2, 3)
-        parts = tuple(self._part(specs, is_alone=kind == "alone") for _ in range(many))
-        call = Call(pause, kind, parts, waits=kind == "alone" and self._chance.random() < 0.3)
+        is_alone = self._chance.random() < 0.8
+        shape = ALONE if is_alone else self._chance.choice(SHAPES)
+        parts = tuple(self._part(specs, is_alone=is_alone) for _ in before(shape))
+        call = Call(pause, shape, parts, waits=is_alone and self._chance.random() < 0.3)
         self._last = parts[0] if call.waits else None
         return call
 

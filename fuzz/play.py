@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import redis
-from celery import Celery, chain, chord, group, states
+from celery import Celery, states
 
 from celery_redislock.protocol.names import GIVEN, GONE
 from chaos.complaints import complaints_in
@@ -26,6 +26,7 @@ from chaos.stage import Cast, Stage, open_stage
 from chaos.tasks import LEASE, write_down_publishing
 from chaos.windows import AT_ONCE
 from fuzz import tasks
+from fuzz.canvas import before, canvas
 from fuzz.options import LONGEST, WINDOW
 from fuzz.plan import DEPLOY, GROW, POSTS, PURGE, REVOKE, TERMINATE, VISIT, Call, Life, Operation, Part
 from tests.lab.app import Config, make_app
@@ -141,25 +142,25 @@ class _Player:
         """Call, and return the id of the last job; None if the call was refused."""
         version = self._deployed
         app, asked_at = self._app(version), time.monotonic()
-        line = {"event": "call", "kind": call.kind, "deploy": version, "asked_at": asked_at}
+        line = {"event": "call", "shape": call.shape, "deploy": version, "asked_at": asked_at}
         line["names"], ids = (
             [part.name for part in call.parts],
             [f"{self._life.seed}.{part.name}" for part in call.parts],
         )
         try:
-            if call.kind == "alone":
+            if call.is_alone:
                 result = self._send(app, call.parts[0], ids[0])
                 ids, line["duplicate"] = [result.id], getattr(result, "duplicate", False)
             else:
                 signatures = [self._signature(app, *one) for one in zip(call.parts, ids, strict=True)]
-                _canvas(call.kind, signatures, app)
+                canvas(call.shape, signatures, app).apply_async()
         except Exception as error:  # noqa: BLE001 - whatever it is, the oracle is told
             line["error"] = f"{type(error).__name__}: {error}"
         self._ledger.write({**line, "ids": ids, "returned_at": time.monotonic()})
         if "error" not in line and not line.get("duplicate"):
             for number, (part, task_id) in enumerate(zip(call.parts, ids, strict=True)):
                 kind = "late" if self._late[part.task] else "early"
-                after = ids[number - 1] if number and call.kind == "chain" else ""
+                after = "".join(ids[one] for one in before(call.shape)[number][-1:])
                 self._ledger.write({"event": "sent", "task_id": task_id, "kind": kind, "after": after})
             self._ids += ids
         return None if "error" in line else ids[-1]
@@ -313,15 +314,6 @@ class _Player:
             return (holder or b"").decode("utf-8", "replace")
         except redis.ResponseError:  # it holds more than a text
             return ""
-
-
-def _canvas(kind: str, signatures: list[Any], app: Celery) -> None:
-    if kind == "chord":
-        chord(signatures[:-1], signatures[-1], app=app).apply_async()
-    elif kind == "chain":
-        chain(*signatures, app=app).apply_async()
-    else:
-        group(signatures, app=app).apply_async()
 
 
 _OPERATIONS: dict[str, Callable[[_Player, Strike], None]] = {

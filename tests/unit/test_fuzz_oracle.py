@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from chaos.faults import RESTART, SHRINK, STOP_WORKER
+from fuzz.canvas import ALONE, before
 from fuzz.facts import Facts
 from fuzz.options import WINDOW, Locks, Spec, locks_of, refusal
 from fuzz.oracle import judge
@@ -17,13 +18,15 @@ from tests.lab.ledger import Ledger
 
 LOCK = {"lock_args": ["key"]}
 ONE = "t(a)"
+ASKED = {"asked_at": 0.0, "returned_at": 0.1}
+HELD, OPEN, REVOKED = ("FAILURE", "LockConflict: held"), ("PENDING", None), ("REVOKED", "TaskRevokedError: revoked")
 
 
 class Story:
     """A life in the making: calls of a task `t`, all for the key `a`. Times are seconds."""
 
     def __init__(self, ledger, options=LOCK, newer=None):
-        self.ledger, self.parts = ledger, []
+        self.ledger, self.calls = ledger, []
         specs = [options] if newer is None else [options, newer]
         self.deploys = tuple((Spec("t", one), Spec(PLAIN, None)) for one in specs)
 
@@ -41,8 +44,8 @@ class Story:
         **options,
     ):
         """A call, and the end of its job; with `job`, its caller was answered with that one."""
-        self.parts.append(Part(name, "t", "a", "b", does, options=options))
-        line = {"event": "call", "kind": "alone", "deploy": 0, "names": [name], "ids": [job or name]}
+        self.calls.append(Call(0.0, ALONE, (Part(name, "t", "a", "b", does, options=options),)))
+        line = {"event": "call", "deploy": 0, "names": [name], "ids": [job or name]}
         more = {"error": error} if error else {"duplicate": job is not None}
         self.ledger.write({**line, **more, "asked_at": asked, "returned_at": asked + 0.1})
         if job is None and error is None:
@@ -51,6 +54,17 @@ class Story:
             if seen:
                 self.receive(name, asked)
             self.end(name, final, name if result is None else result)
+
+    def canvas(self, shape, ends):
+        """A canvas, and the end of each of its parts. Those that are open were not sent."""
+        self.calls.append(Call(0.0, shape, tuple(Part(name, "t", "a", "b") for name in ends)))
+        self.ledger.write({"event": "call", "deploy": 0, "names": [*ends], "ids": [*ends], **ASKED})
+        for name, (state, result) in ends.items():
+            self.ledger.write({"event": "sent", "task_id": name, "kind": "late", "after": ""})
+            if state != "PENDING":
+                self.ledger.write({"event": "published", "task_id": name, "publish": name, "at": 0.1})
+                self.receive(name, 0.1)
+            self.end(name, state, result)
 
     def receive(self, name, at):
         self.ledger.write({"event": "received", "task_id": name, "publish": name, "worker": 1, "at": at})
@@ -79,8 +93,7 @@ class Story:
 
     def broken(self):
         """The promises that the oracle finds broken."""
-        calls = tuple(Call(0.0, "alone", (part,)) for part in self.parts)
-        verdict = judge(Facts(Life("1", self.deploys, (calls,), (), {}), self.ledger))
+        verdict = judge(Facts(Life("1", self.deploys, (tuple(self.calls),), (), {}), self.ledger))
         return [violation.promise for violation in verdict.violations]
 
 
@@ -248,6 +261,39 @@ def test_a_message_that_was_acked_early_may_be_lost_with_a_child_of_a_pool_that_
     story.run("x", 1.0, None, pid=110)
     story.fault(SHRINK, at, at + 0.1, 110)
     assert story.broken() == ([Promise.ENDS] if is_broken else [])
+
+
+@pytest.mark.parametrize(
+    ("shape", "ends", "is_broken"),
+    [
+        (("chain", 0, ("group", 1, 2)), (HELD, OPEN, OPEN), False),
+        (("chain", 0, ("group", 1, 2), 3), (HELD, OPEN, OPEN, HELD), False),
+        (("chain", 0, ("group", 1, 2), 3), (HELD, OPEN, OPEN, OPEN), True),
+        (("chain", 0, 1), (HELD, OPEN), True),
+        (("chord", ("chain", 0, 1), 2), (HELD, HELD, OPEN), True),
+        (("chord", ("chain", 0, 1), 2), (REVOKED, OPEN, OPEN), False),
+        (("group", ("chain", 0, 1), 2), (REVOKED, OPEN, HELD), False),
+        (("group", ("chain", 0, 1), 2), (REVOKED, HELD, OPEN), True),
+    ],
+)
+def test_a_part_of_a_canvas_that_never_ends_is_found_unless_celery_leaves_it_open(of, shape, ends, is_broken):
+    story = of({"lock_on_conflict": "raise"})
+    story.canvas(shape, {f"x{number}": end for number, end in enumerate(ends)})
+    story.ledger.write({"event": "revoked", "task_id": "x0", "terminate": False, "at": 0.05})
+    assert story.broken() == ([Promise.ENDS] if is_broken else [])
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        (ALONE, [()]),
+        (("chain", 0, ("group", 1, 2), 3), [(), (0,), (0,), (0, 1, 2)]),
+        (("group", ("chain", 0, 1), ("chain", 2, 3)), [(), (0,), (), (2,)]),
+        (("chord", ("chain", 0, 1), 2, 3), [(), (0,), (), (0, 1, 2)]),
+    ],
+)
+def test_what_comes_before_a_part_of_a_canvas(shape, expected):
+    assert [before(shape)[number] for number in range(len(expected))] == expected
 
 
 def test_a_call_whose_arguments_never_ran_is_found(of):

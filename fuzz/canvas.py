@@ -1,0 +1,60 @@
+"""Canvases: how the parts of a call are put together, and what comes before each of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import Celery, chain, chord, group
+
+#: The number of a part, or a canvas: its kind, and what it is made of. The last one of a chord is its body.
+Shape = Any
+ALONE: Shape = 0
+SHAPES: tuple[Shape, ...] = (
+    ("chain", 0, 1),
+    ("chain", 0, 1, 2),
+    ("group", 0, 1),
+    ("group", 0, 1, 2),
+    ("chord", 0, 1),
+    ("chord", 0, 1, 2),
+    ("chain", 0, ("group", 1, 2)),
+    ("chain", 0, ("group", 1, 2), 3),  # Celery makes a chord of a group and what follows it
+    ("chain", ("group", 0, 1), 2, 3),
+    ("group", ("chain", 0, 1), ("chain", 2, 3)),
+    ("group", ("chain", 0, 1), 2),
+    ("chord", ("chain", 0, 1), 2, 3),
+)
+
+
+def before(shape: Shape, above: tuple[int, ...] = ()) -> dict[int, tuple[int, ...]]:
+    """For each part those that come before it; the last of them comes right before it."""
+    if isinstance(shape, int):
+        return {shape: above}
+    kind, *shapes = shape
+    found: dict[int, tuple[int, ...]] = {}
+    for place, one in enumerate(shapes):
+        follows = kind == "chain" or (kind == "chord" and place == len(shapes) - 1)
+        found |= before(one, (*above, *found) if follows else above)
+    return found
+
+
+def left_open(shape: Shape) -> set[int]:
+    """The parts that Celery leaves open where a step before them fails: those of a group that is a later step."""
+    if isinstance(shape, int):
+        return set()
+    kind, first, *later = shape
+    groups = [one for one in later if kind == "chain" and one not in before(one)]
+    return {part for one in groups for part in before(one)}.union(*(left_open(one) for one in (first, *later)))
+
+
+def canvas(shape: Shape, signatures: list[Any], app: Celery) -> Any:
+    """The canvas of these signatures."""
+    if isinstance(shape, int):
+        return signatures[shape]
+    kind, *shapes = shape
+    parts = [canvas(one, signatures, app) for one in shapes]
+    match kind:
+        case "chain":
+            return chain(*parts, app=app)
+        case "group":
+            return group(parts, app=app)
+    return chord(parts[:-1], parts[-1], app=app)
