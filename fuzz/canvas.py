@@ -6,7 +6,8 @@ from typing import Any
 
 from celery import Celery, chain, chord, group
 
-#: The number of a part, or a canvas: its kind, and what it is made of. The last one of a chord is its body.
+#: The number of a part, or a canvas: its kind, and what it is made of. The last one of a chord is its body; the second
+#: one of a link is linked to the first.
 Shape = Any
 ALONE: Shape = 0
 SHAPES: tuple[Shape, ...] = (
@@ -22,6 +23,8 @@ SHAPES: tuple[Shape, ...] = (
     ("group", ("chain", 0, 1), ("chain", 2, 3)),
     ("group", ("chain", 0, 1), 2),
     ("chord", ("chain", 0, 1), 2, 3),
+    ("link", 0, 1),
+    ("chain", 0, ("link", 1, 2)),
 )
 
 
@@ -32,18 +35,22 @@ def before(shape: Shape, above: tuple[int, ...] = ()) -> dict[int, tuple[int, ..
     kind, *shapes = shape
     found: dict[int, tuple[int, ...]] = {}
     for place, one in enumerate(shapes):
-        follows = kind == "chain" or (kind == "chord" and place == len(shapes) - 1)
+        follows = kind in {"chain", "link"} or (kind == "chord" and place == len(shapes) - 1)
         found |= before(one, (*above, *found) if follows else above)
     return found
 
 
 def left_open(shape: Shape) -> set[int]:
-    """The parts that Celery leaves open where a step before them fails: those of a group that is a later step."""
+    """The parts that Celery leaves open where one before them fails: links, and the parts of a chain's later group."""
     if isinstance(shape, int):
         return set()
     kind, first, *later = shape
-    groups = [one for one in later if kind == "chain" and one not in before(one)]
-    return {part for one in groups for part in before(one)}.union(*(left_open(one) for one in (first, *later)))
+    opened = [one for one in later if kind == "link" or (kind == "chain" and _is_group(one))]
+    return {part for one in opened for part in before(one)}.union(*(left_open(one) for one in (first, *later)))
+
+
+def _is_group(shape: Shape) -> bool:
+    return not isinstance(shape, int) and shape[0] == "group"
 
 
 def canvas(shape: Shape, signatures: list[Any], app: Celery) -> Any:
@@ -57,4 +64,7 @@ def canvas(shape: Shape, signatures: list[Any], app: Celery) -> Any:
             return chain(*parts, app=app)
         case "group":
             return group(parts, app=app)
+        case "link":
+            parts[0].link(parts[1])
+            return parts[0]
     return chord(parts[:-1], parts[-1], app=app)

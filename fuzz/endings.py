@@ -19,7 +19,7 @@ PURGED, REVOKED, EXPIRED, BEFORE, FAILED, RESERVED = (
     "the job was revoked",
     "the job expired",
     "what comes before it in its canvas was lost, revoked or has expired",
-    "what comes before its group in its chain has failed: Celery leaves the group open",
+    "what it follows has failed: Celery stores no end of a link, or of a group in a chain",
     "its key is reserved for a message that was lost",
 )
 #: Celery stores RETRY after it has sent the next attempt, as the twins have shown too.
@@ -136,7 +136,8 @@ def of_open(facts: Facts, job: Accepted) -> str | None:
     for other in facts.jobs.values():
         state = facts.final.get(other.task_id, {}).get("state")
         is_open = other is not job and state not in states.READY_STATES
-        if is_open and facts.lock_names(other) & facts.lock_names(job) and of_lost(facts, other):
+        was_sent = bool(facts.story.published[other.task_id])
+        if is_open and was_sent and facts.lock_names(other) & facts.lock_names(job) and of_lost(facts, other):
             return RESERVED
     return None
 

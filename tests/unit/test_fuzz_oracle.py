@@ -274,6 +274,9 @@ def test_a_message_that_was_acked_early_may_be_lost_with_a_child_of_a_pool_that_
         (("chord", ("chain", 0, 1), 2), (REVOKED, OPEN, OPEN), False),
         (("group", ("chain", 0, 1), 2), (REVOKED, OPEN, HELD), False),
         (("group", ("chain", 0, 1), 2), (REVOKED, HELD, OPEN), True),
+        (("link", 0, 1), (HELD, OPEN), False),
+        (("chain", 0, ("link", 1, 2)), (HELD, HELD, OPEN), False),
+        (("chain", 0, ("link", 1, 2)), (HELD, OPEN, OPEN), True),
     ],
 )
 def test_a_part_of_a_canvas_that_never_ends_is_found_unless_celery_leaves_it_open(of, shape, ends, is_broken):
@@ -290,6 +293,7 @@ def test_a_part_of_a_canvas_that_never_ends_is_found_unless_celery_leaves_it_ope
         (("chain", 0, ("group", 1, 2), 3), [(), (0,), (0,), (0, 1, 2)]),
         (("group", ("chain", 0, 1), ("chain", 2, 3)), [(), (0,), (), (2,)]),
         (("chord", ("chain", 0, 1), 2, 3), [(), (0,), (), (0, 1, 2)]),
+        (("chain", 0, ("link", 1, 2)), [(), (0,), (0, 1)]),
     ],
 )
 def test_what_comes_before_a_part_of_a_canvas(shape, expected):
