@@ -13,6 +13,8 @@ from fuzz.facts import Accepted, Body, Facts
 from fuzz.options import LONGEST
 from promises import Excuse
 
+#: When a command to the lock server may get no answer.
+AWAY = (*OUTAGES, RESTART, CUT_LOCKS, DROP)
 #: What the plan's operations do to a message: the docs say so, so these are no excuses.
 PURGED, REVOKED, EXPIRED, BEFORE, FAILED, RESERVED = (
     "a purge dropped the message",
@@ -22,6 +24,8 @@ PURGED, REVOKED, EXPIRED, BEFORE, FAILED, RESERVED = (
     "what it follows has failed: Celery stores no end of a link, or of a group in a chain",
     "its key is reserved for a message that was lost",
 )
+#: docs/merging-calls.md says so.
+UNLOCKED = "the ticket's run had no lock, in an outage: it had the ticket's own arguments"
 #: Celery stores RETRY after it has sent the next attempt, as the twins have shown too.
 OVERWRITTEN = "Celery stored RETRY over the end of the next attempt"
 #: A key may be held for so long after its last body: a lease where its holder died, and a cooldown.
@@ -71,7 +75,7 @@ def _wrong_failure(facts: Facts, job: Accepted, final: Line) -> str:
             return "" if "raise" in policies or waits else f"its policy is {policies}, and it waits for ever"
         case "LockUnavailable":
             asked = "raise" in facts.options(job, "lock_on_outage") or facts.options(job, "lock_wait_for") - {None}
-            away = facts.story.faults(*OUTAGES, RESTART, CUT_LOCKS, DROP)
+            away = facts.story.faults(*AWAY)
             return "" if asked and away else "nothing asks for that"
         case "LockLost":
             lost = [line for line in facts.story.events("lost") if line["task_id"] == job.task_id]
@@ -188,6 +192,8 @@ def of_unserved(facts: Facts, call: Accepted) -> str | None:
     final = facts.final.get(ticket.task_id, {})
     if final.get("state") not in states.READY_STATES:
         return of_open(facts, ticket)
+    if any(body.is_unlocked for body in facts.bodies_of(ticket.task_id)):
+        return UNLOCKED
     kind, _, text = str(final["result"]).partition(": ")
     if final["state"] == states.REVOKED and text in {"revoked", "terminated"}:
         return REVOKED

@@ -24,6 +24,8 @@ class Body:
     items: tuple[str, ...]
     """The names of the calls that it runs for; the last one has its arguments."""
     fence: int | None
+    is_unlocked: bool
+    """Whether it runs without its locks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +84,8 @@ class Facts:
             runs = [run for run in self.story.runs_of(line["task_id"]) if run.pid == line["pid"]]
             run = max((run for run in runs if run.start <= line["at"]), key=lambda run: run.start)
             rates = {name: (number, seconds) for name, (number, seconds) in line["rates"].items()}
-            bodies.append(Body(run, line["task"], line["limits"], rates, tuple(line["items"]), line["fence"]))
+            given = (tuple(line["items"]), line["fence"], line.get("unlocked", False))
+            bodies.append(Body(run, line["task"], line["limits"], rates, *given))
         return bodies
 
     def _accepted(self, line: Line) -> list[Accepted]:

@@ -192,8 +192,8 @@ def _drawn(chance: random.Random) -> Iterator[tuple[str, Any]]:
         yield "lock_fence", True
     if happens(0.2):
         yield "lock_on_lost", "abort"
-    if happens(0.15):
-        yield "lock_on_outage", "raise"
+    if happens(0.3):
+        yield "lock_on_outage", chance.choice(["raise", "run"])
 
 
 def _drawn_keys(chance: random.Random) -> Iterator[tuple[str, Any]]:

@@ -15,10 +15,13 @@ from chaos.faults import FAULTS, RESTART
 from chaos.story import Line
 from chaos.windows import AT_ONCE
 from fuzz import endings
+from fuzz.endings import AWAY
 from fuzz.facts import Accepted, Body, Facts
 from fuzz.options import WINDOW
 from promises import Excuse, Promise
 
+#: A process may go on to take the lock server for down for so many seconds: until its next check.
+STILL_DOWN = 5.0 + AT_ONCE
 #: Between the grant of a rate's permit and the first line of its body, on a busy machine.
 LATE = 0.5
 
@@ -75,13 +78,26 @@ def _is_beside(facts: Facts, first: Body, second: Body, excused: Excused) -> boo
     return excuse is None
 
 
+def unlocked(facts: Facts, excused: Excused) -> Iterator[Violation]:
+    """A run has no lock only if its task asks for that, and only while the lock server is away."""
+    for body in (body for body in facts.bodies if body.is_unlocked):
+        if not _may_be_unlocked(facts, body):
+            ids = (body.run.task_id,)
+            yield Violation(Promise.AT_MOST_N, f"{body.run.task_id} of {body.task} runs without its lock", ids)
+
+
+def _may_be_unlocked(facts: Facts, body: Body) -> bool:
+    asks = "run" in {spec.option("lock_on_outage") for spec in facts.specs(body.task)}
+    return asks and bool(facts.story.strikes(AWAY, body.run.start - STILL_DOWN, body.run.start))
+
+
 def rates(facts: Facts, excused: Excused) -> Iterator[Violation]:
     """In any period of a rate, no more runs begin than it allows."""
     for lock in sorted({lock for body in facts.bodies for lock in body.rates}):
         begun = [body for body in facts.bodies if lock in body.rates]
         rate = {body.rates[lock] for body in begun}
         allowed, seconds = sum(number for number, _ in rate), min(seconds for _, seconds in rate)
-        for first, last in zip(begun, begun[allowed:], strict=False):
+        for place, (first, last) in enumerate(zip(begun, begun[allowed:], strict=False)):
             took = last.run.start - first.run.start
             if took >= seconds - LATE:
                 continue
@@ -89,6 +105,8 @@ def rates(facts: Facts, excused: Excused) -> Iterator[Violation]:
                 excused[Excuse.DATA_LOST] += 1
             elif facts.story.strikes(STOPS, first.run.start - seconds, last.run.start):
                 excused[Excuse.STOOD_STILL_BEFORE_ITS_BODY] += 1
+            elif any(_may_be_unlocked(facts, body) for body in begun[place : place + allowed + 1]):
+                excused[Excuse.UNREACHABLE] += 1
             else:
                 what = f"{allowed + 1} runs of {lock} began in {took:.2f} s: {allowed} may in {seconds:g} s"
                 yield Violation(Promise.RATE, what, (first.run.task_id, last.run.task_id))
@@ -110,6 +128,7 @@ def no_twins(facts: Facts, excused: Excused) -> Iterator[Violation]:
 def not_again(facts: Facts, excused: Excused) -> Iterator[Violation]:
     """No attempt that has finished runs again."""
     holding = {body.run.task_id for body in facts.bodies if body.limits}
+    holding -= {body.run.task_id for body in facts.bodies if body.is_unlocked}  # nothing tells of such a run
     for (task_id, _), runs in facts.story.attempts.items():
         for number, run in enumerate(runs[1:] if task_id in holding else [], start=1):
             excuse = excuses.of_another_run(facts.story, runs[:number], run)
@@ -299,6 +318,7 @@ def no_errors(facts: Facts, excused: Excused) -> Iterator[Violation]:
 
 RULES: tuple[Callable[[Facts, Excused], Iterator[Violation]], ...] = (
     at_most_n,
+    unlocked,
     rates,
     no_twins,
     not_again,

@@ -11,7 +11,7 @@ from celery import Celery, Task
 
 from celery_redislock import LockedTask
 from chaos.tasks import Lingering
-from fuzz.options import Spec, decorated, locks_of
+from fuzz.options import Locks, Spec, decorated, locks_of
 from tests.lab.ledger import Ledger
 
 #: A body works in steps of so many seconds.
@@ -60,14 +60,17 @@ def _body_of(spec: Spec) -> Any:
 
 
 def _facts(task: Any, spec: Spec, key: str, other: str, item: str) -> dict[str, Any]:
-    """What a run was given, and what it should hold."""
+    """What a run was given, and what it should hold: nothing if it runs without its locks."""
     locks = locks_of(spec, key, other)
+    is_unlocked = bool(locks.limits) and task.lock.state == "none"  # nothing is held of a rate alone
+    locks = Locks() if is_unlocked else locks
     calls = task.lock.calls if spec.option("lock_arguments") == "all" else []
     return {
         "task": spec.name,
         "deploy": task.app.conf[DEPLOY],
         "limits": locks.limits,
         "rates": locks.rates,
+        "unlocked": is_unlocked,
         "item": item,
         "items": [kwargs["item"] for _, kwargs in calls] or [item],
         "fence": task.lock.fence if spec.option("lock_fence") else None,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from chaos.faults import RESTART, SHRINK, STOP_WORKER
+from chaos.faults import REFUSE, RESTART, SHRINK, STOP_WORKER
 from fuzz.canvas import ALONE, before
 from fuzz.facts import Facts
 from fuzz.options import WINDOW, Locks, Spec, locks_of, refusal
@@ -72,12 +72,12 @@ class Story:
     def end(self, task_id, state, result):
         self.ledger.write({"event": "final", "task_id": task_id, "state": state, "result": result})
 
-    def run(self, task_id, start, end, *, items=None, retries=0, limits=None, rates=None, fence=None, pid=None):
+    def run(self, task_id, start, end, *, items=None, retries=0, limits=None, rates=None, pid=None, **more):
         """A run of a body, which came to its end; without one, its child died first."""
         pid = pid or 100 + int(start * 10)
         who = {"task_id": task_id, "pid": pid}
         run = {**who, "key": task_id, "item": f"{task_id}/{retries}", "start": start}
-        given = {"task": "t", "item": "", "items": items or [task_id], "fence": fence}
+        given = {"task": "t", "item": "", "items": items or [task_id], "fence": None, **more}
         locks = {"limits": {ONE: 1} if limits is None else limits, "rates": rates or {}}
         self.ledger.write({"event": "start", **run})
         self.ledger.write({"event": "body", **who, "at": start, **given, **locks})
@@ -146,6 +146,39 @@ def test_more_runs_than_a_rate_are_found(story, pause, is_broken):
         story.call(f"x{number}")
         story.run(f"x{number}", 1.0 + number * pause, 1.1 + number * pause, limits={}, rates={ONE: [2, 2.0]})
     assert story.broken() == ([Promise.RATE] if is_broken else [])
+
+
+@pytest.mark.parametrize(
+    ("options", "outage", "is_broken"),
+    [({"lock_on_outage": "run"}, 0.0, False), ({"lock_on_outage": "run"}, 3.0, True), ({}, 0.0, True)],
+)
+def test_a_run_without_its_lock_is_found_unless_its_task_asks_for_that_in_an_outage(of, options, outage, is_broken):
+    story = of(options)
+    story.fault(REFUSE, outage, outage + 2.0)
+    for name in ("x", "y"):
+        story.call(name)
+    story.run("x", 1.0, 2.0, limits={}, unlocked=True)
+    story.run("y", 1.5, 2.5)
+    assert story.broken() == ([Promise.AT_MOST_N] if is_broken else [])
+
+
+def test_runs_without_their_lock_do_not_count_for_a_rate(of):
+    story = of({"lock_on_outage": "run"})
+    for number in range(3):
+        story.call(f"x{number}")
+        story.run(f"x{number}", 1.0 + number / 5, 1.1 + number / 5, limits={}, rates={ONE: [2, 2.0]})
+    assert story.broken() == [Promise.RATE]
+    story.fault(REFUSE, 1.3, 2.0)
+    assert story.broken() == []
+
+
+def test_a_merged_call_is_lost_if_its_ticket_runs_without_a_lock(of):
+    story = of({"lock_scope": "queue", "lock_arguments": "latest", "lock_on_outage": "run"})
+    story.fault(REFUSE, 0.0, 2.5)
+    story.call("x", 0.0)
+    story.call("y", 1.0, job="x")
+    story.run("x", 2.0, 3.0, limits={}, unlocked=True)
+    assert story.broken() == []
 
 
 def test_a_copy_beside_its_message_is_found(story):
