@@ -9,6 +9,7 @@ from chaos.excuses import DEATHS, OUTAGES
 from chaos.faults import CUT_LOCKS, DROP, RESTART
 from chaos.story import Line
 from chaos.tasks import LEASE
+from chaos.windows import AT_ONCE, MADE_UP_FOR
 from fuzz.facts import Accepted, Body, Facts
 from fuzz.options import LONGEST
 from promises import Excuse
@@ -24,8 +25,12 @@ PURGED, REVOKED, EXPIRED, BEFORE, FAILED, RESERVED = (
     "what it follows has failed: Celery stores no end of a link, or of a group in a chain",
     "its key is reserved for a message that was lost",
 )
+#: docs/guarantees.md says so.
+KEPT = "its reservation was given up in an outage, and its process ended before the lock server answered"
 #: docs/merging-calls.md says so.
 UNLOCKED = "the ticket's run had no lock, in an outage: it had the ticket's own arguments"
+#: The process sends what it owes within about a second after the lock server answers again.
+LATER = MADE_UP_FOR + AT_ONCE
 #: Celery stores RETRY after it has sent the next attempt, as the twins have shown too.
 OVERWRITTEN = "Celery stored RETRY over the end of the next attempt"
 #: A key may be held for so long after its last body: a lease where its holder died, and a cooldown.
@@ -141,7 +146,8 @@ def of_open(facts: Facts, job: Accepted) -> str | None:
         state = facts.final.get(other.task_id, {}).get("state")
         is_open = other is not job and state not in states.READY_STATES
         was_sent = bool(facts.story.published[other.task_id])
-        if is_open and was_sent and facts.lock_names(other) & facts.lock_names(job) and of_lost(facts, other):
+        is_reserved = (is_open and was_sent and of_lost(facts, other)) or _is_kept(facts, other)
+        if is_reserved and facts.lock_names(other) & facts.lock_names(job):
             return RESERVED
     return None
 
@@ -184,6 +190,19 @@ def _never_goes_on(final: Line) -> bool:
     return final.get("state") not in states.READY_STATES or text in {"revoked", "terminated", "expired"}
 
 
+def _is_kept(facts: Facts, job: Accepted) -> bool:
+    """Whether its key is still reserved: it ended, or ran without its lock, in an outage in which its worker ended."""
+    story, receipts = facts.story, facts.story.received[job.task_id]
+    has_failed = str(facts.final.get(job.task_id, {}).get("result")).startswith("LockUnavailable")
+    if not has_failed and not any(body.is_unlocked for body in facts.bodies_of(job.task_id)):
+        return False
+    for outage in story.faults(*AWAY):
+        for death in story.strikes(DEATHS, outage["from"], outage["until"] + LATER):
+            if any(one["worker"] == death["worker"] and one["at"] <= death["until"] for one in receipts):
+                return True
+    return False
+
+
 def of_unserved(facts: Facts, call: Accepted) -> str | None:
     """Why an accepted call may have been lost with the message that it was merged into."""
     ticket = facts.jobs.get(call.task_id)
@@ -214,6 +233,6 @@ def of_key(facts: Facts, line: Line) -> str | None:
         is_about = job.task_id in text or any(name in line["key"] for name in names)
         is_open = facts.final.get(job.task_id, {}).get("state") not in states.READY_STATES
         excuse = of_lost(facts, job) if is_about and is_open else None
-        if excuse:
-            return excuse
+        if excuse or (job.task_id in text and _is_kept(facts, job)):
+            return excuse or KEPT
     return None

@@ -129,6 +129,28 @@ def test_an_outage_at_the_end_of_a_run_leaves_its_outcome_and_its_key_is_free_wh
     wait_until(lambda: locks.client.keys("*}") == [], "the lock is free")
 
 
+@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize("policy", ["raise", "run"])
+def test_a_reservation_that_was_given_up_in_an_outage_is_free_unless_its_process_ends_first(
+    lock_proxy, locks, config, start_worker, policy, ends
+):
+    config.settings |= {"redislock_on_outage": policy, "redislock_scope": "job"}
+    app = make_app(config)
+    worker = start_worker(1)
+    result = app.tasks["lab.work"].apply_async(("k", "item"), countdown=1)
+    lock_proxy.refuse()
+    result.get(timeout=20, propagate=False)
+    if ends:
+        worker.stop()
+    lock_proxy.mend()
+    if ends:
+        (key,) = locks.client.keys("*}")
+        assert locks.client.ttl(key) > 3500  # lock_queue_ttl is an hour
+    else:
+        wait_until(lambda: locks.client.keys("*}") == [], "the key is free")
+    app.close()
+
+
 @pytest.mark.parametrize(("policy", "ran"), [("raise", 0), ("run", 1)])
 def test_the_other_outage_policies_do_what_they_say(lock_proxy, config, start_worker, ledger, policy, ran):
     config.settings["redislock_on_outage"] = policy

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from chaos.faults import REFUSE, RESTART, SHRINK, STOP_WORKER
+from chaos.faults import REFUSE, RESTART, SHRINK, STOP_WORKER, WARM
 from fuzz.canvas import ALONE, before
 from fuzz.facts import Facts
 from fuzz.options import WINDOW, Locks, Spec, locks_of, refusal
@@ -416,6 +416,17 @@ def test_a_key_that_is_left_is_found_unless_its_message_is_lost(of):
     assert story.broken() == [Promise.ENDS, Promise.FREED]
     story.ledger.write({"event": "purged", "from": 0.4, "at": 0.5})
     assert story.broken() == []
+
+
+@pytest.mark.parametrize(("dies", "is_broken"), [(2.5, False), (9.0, True)])
+def test_a_key_that_was_given_up_in_an_outage_is_left_only_if_its_process_ended_in_it(of, dies, is_broken):
+    story = of({"lock_scope": "job", "lock_on_outage": "run"})
+    story.call("x")
+    story.run("x", 1.0, 2.0, limits={}, unlocked=True)
+    story.ledger.write({"event": "key", "key": "redislock:{fuzz.t:0}", "holder": "queued x"})
+    story.fault(REFUSE, 0.5, 3.0)
+    story.fault(WARM, dies, dies + 0.5, 110)
+    assert story.broken() == ([Promise.FREED] if is_broken else [])
 
 
 def test_a_traceback_of_the_package_is_found(story):
