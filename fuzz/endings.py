@@ -226,9 +226,12 @@ def of_unserved(facts: Facts, call: Accepted) -> str | None:
 
 
 def of_key(facts: Facts, line: Line) -> str | None:
-    """Why a key is left: it is reserved for a message that is lost."""
+    """Why a key is left: it is reserved for a message that is lost. The calls merged into that stay as long."""
+    lock, _, _ = line["key"].partition("}")
+    left = [one for one in facts.story.events("key") if one["key"].partition("}")[0] == lock]
+    holders = [line["holder"]] if line["holder"] else [one["holder"] for one in left]
     for job in facts.jobs.values():
-        text = f"{line['key']} {line['holder']}"
+        text = f"{line['key']} {' '.join(holders)}"
         names = {f"fuzz.{job.part.task}", *(name for name in facts.lock_names(job) if name.startswith("shared:"))}
         is_about = job.task_id in text or any(name in line["key"] for name in names)
         is_open = facts.final.get(job.task_id, {}).get("state") not in states.READY_STATES
