@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 TEXTLINT := $(VENV)/node_modules/.package-lock.json
 
-.PHONY: demo test model web proof compat topologies coverage oldest versions matrix twins celery-suite wheel check prose contracts house docs chaos fuzz drills mutants everywhere format bench bench-full clean
+.PHONY: demo test rabbitmq model web proof compat topologies coverage oldest versions matrix twins celery-suite wheel check prose contracts house docs chaos fuzz drills mutants everywhere format bench bench-full clean
 
 # These also run in every pool, so they are part of make compat.
 IN_POOLS := $(patsubst %,tests/acceptance/test_%.py,line_pools line_rate_limit line_quorum)
@@ -17,9 +17,10 @@ PRODUCTS := $(patsubst %,tests/acceptance/test_%.py,handover line_backlog one_jo
 # These need a processor all the time, so make test does not run them beside those that wait for servers and workers.
 COMPUTING := $(addprefix tests/,unit properties packaging)
 WAITING := $(addprefix tests/,contracts integration acceptance)
+NOT_IN_POOLS := $(WAITING) $(IN_POOLS:%=--ignore=%)
 
 # Python keeps what it has compiled, even where the environment says not to: else each of eight processes, and each that they start, compiles it anew.
-test model web compat topologies: export PYTHONDONTWRITEBYTECODE :=
+test rabbitmq model web compat topologies: export PYTHONDONTWRITEBYTECODE :=
 
 # What make coverage runs. Not the model: it is not part of the package, and takes minutes under coverage.
 MEASURED := $(addprefix tests/,unit integration acceptance packaging compatibility frameworks topologies)
@@ -42,10 +43,13 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)  ## Run the example app on its own server
 	@$(BIN)/python -m example_worker
 
-test: $(STAMP)  ## The tests on real servers and workers, except those of make check, model, web, compat, topologies and twins
+test: $(STAMP)  ## The tests on real servers and workers, except those of make check, rabbitmq, model, web, compat, topologies and twins
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(COMPUTING)
 	@$(BIN)/python -m pytest --collect-only -qq $(WAITING) >/dev/null  # compiles them, once
-	@$(BIN)/python -m pytest -n 8 --dist loadfile $(WAITING) $(IN_POOLS:%=--ignore=%)
+	@$(BIN)/python -m pytest -n 8 --dist loadfile $(NOT_IN_POOLS) -m 'not network and not rabbitmq'
+
+rabbitmq: $(STAMP)  ## The tests of the same folders that are on RabbitMQ
+	@$(BIN)/python -m pytest -n 8 --dist loadfile $(NOT_IN_POOLS) -m rabbitmq
 
 model: $(STAMP)  ## The protocol on paper: every interleaving, the known mistakes, and the scripts compared with it
 	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/model

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import nox
 
-#: Without the slow tests. Of those with workers, the ones where a worker's version matters most.
+#: Without the slow tests. Of those with workers, the ones where a worker's version matters most, on Redis and on
+#: RabbitMQ.
 FAST = (
     "tests/unit",
     "tests/integration",

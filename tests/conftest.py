@@ -32,6 +32,8 @@ from tests.lab.workers import Worker, beat, worker
 
 #: Whether `make matrix` runs: only there does a test hold a time against a bound.
 IS_MATRIX = os.environ.get("LAB_EVERY_BROKER") == "1"
+#: The brokers of `on_every_queue` that are queues of RabbitMQ.
+ON_RABBITMQ = ("rabbitmq", "quorum")
 ONE_RABBITMQ = pytest.StashKey[OneRabbitMQ]()
 #: Of a worker's log, where a test has failed.
 LAST_LINES = 60
@@ -62,6 +64,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     one = config.stash.get(ONE_RABBITMQ, None)
     if one is not None:
         one.close()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what runs on RabbitMQ, for `make rabbitmq`."""
+    broker = item.callspec.params.get("broker") if hasattr(item, "callspec") else None
+    if broker in ON_RABBITMQ or "rabbitmq_url" in getattr(item, "fixturenames", ()):
+        item.add_marker("rabbitmq")
 
 
 def pytest_collection_finish() -> None:
@@ -139,7 +148,7 @@ def lock_proxy(locks: Valkey) -> Iterator[Proxy]:
 def broker(request: pytest.FixtureRequest, broker_server: Valkey) -> str:
     """The broker's URL: Redis, or what `on_every_broker` asks for."""
     broker_server.client.flushall()
-    if getattr(request, "param", "redis") in {"rabbitmq", "quorum"}:
+    if getattr(request, "param", "redis") in ON_RABBITMQ:
         return str(request.getfixturevalue("rabbitmq_url"))
     return broker_server.celery_url(0)
 
