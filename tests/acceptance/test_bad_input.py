@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import pytest
 
 from celery_redislock import LockConfigError, LockedTask, LockKeyError
+from tests.lab import nursery
 from tests.lab.app import make_app
 from tests.lab.servers import wait_until
 from tests.lab.workers import ROOT
@@ -96,14 +95,8 @@ def test_a_bad_setting_fails_at_the_first_use_of_a_task_and_at_every_later_one(c
 
 def test_a_worker_with_a_bad_setting_does_not_start_and_says_why(config, tmp_path):
     config.settings["redislock_lease"] = -1
-    ended = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", "tests.lab.worker", "worker", "-c", "1"],
-        env={"LAB_CONFIG": config.dump(), "LAB_READY": str(tmp_path / "ready"), "PATH": "", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    env = {"LAB_CONFIG": config.dump(), "LAB_READY": str(tmp_path / "ready"), "PATH": "", "PYTHONPATH": str(ROOT)}
+    ended = nursery.run("celery", "-A", "tests.lab.worker", "worker", "-c", "1", env=env)
     assert ended.returncode != 0
     assert "redislock_lease = -1 is not allowed; allowed: seconds greater than 0" in ended.stderr + ended.stdout
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import redis
 
+from tests.lab import nursery
 from tests.lab.servers import Valkey, free_port
 from tests.lab.workers import ROOT
 
@@ -86,15 +86,8 @@ def check(tmp_path: Path, server: Valkey) -> Check:
 
     def run(module: str, *options: str, url: str = server.url()) -> subprocess.CompletedProcess[str]:
         (tmp_path / "shop.py").write_text(module)
-        return subprocess.run(
-            [sys.executable, "-m", "celery_redislock", "-A", "shop", "check", *options],
-            env={**os.environ, "REDIS_URL": url, "PYTHONPATH": str(ROOT)},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        env = {**os.environ, "REDIS_URL": url, "PYTHONPATH": str(ROOT)}
+        return nursery.run("celery_redislock", "-A", "shop", "check", *options, env=env, cwd=tmp_path)
 
     return run
 

@@ -27,6 +27,7 @@ from celery_redislock.cli import workers
 from celery_redislock.cli.commands import locks as group
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.tokens import Attempt
+from tests.lab import nursery
 from tests.lab.app import make_app
 from tests.lab.kinds import left_out, needs_one_server
 from tests.lab.servers import need, wait_until
@@ -59,8 +60,12 @@ def told(result: Result) -> list[dict[str, Any]]:
 def program(config, tmp_path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs the command line as a process of its own."""
 
-    def run(*command: str, **options: Any) -> subprocess.CompletedProcess[str]:
-        run = subprocess.run([sys.executable, "-m", *command], **process(config, tmp_path), check=False, **options)
+    def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        how = process(config, tmp_path)
+        if module == "celery":  # it looks for installed commands as it is imported
+            run = subprocess.run([sys.executable, "-m", module, *arguments], **how, check=False)
+        else:
+            run = nursery.run(module, *arguments, env=how["env"])
         assert "Traceback" not in run.stderr, run.stderr
         return run
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 from celery import Celery
 from celery.app import utils
 
 from celery_redislock.celery_port import hide_setting
+from tests.lab import nursery
 from tests.lab.app import make_app
 from tests.lab.kinds import needs_one_server
 from tests.lab.servers import wait_until
@@ -31,14 +30,9 @@ def config(config, private_locks):
 
 
 def test_celery_report_shows_none(config):
-    report = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", "tests.lab.worker", "report"],
-        env={**os.environ, "LAB_CONFIG": config.dump(), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    env = {**os.environ, "LAB_CONFIG": config.dump(), "PYTHONPATH": str(ROOT)}
+    report = nursery.run("celery", "-A", "tests.lab.worker", "report", env=env)
+    assert report.returncode == 0, report.stderr
     assert SECRET not in report.stdout + report.stderr
     assert "redislock_url: '********'" in report.stdout
     assert "redislock_client_options" in report.stdout

@@ -1,4 +1,4 @@
-"""A worker that was forked from the nursery is told, waited for and killed as any process."""
+"""A process that was forked from the nursery is told, waited for and killed as any process."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import sys
 
 import celery
+import psutil
 import pytest
 
 from tests.lab import nursery
+from tests.lab.servers import wait_until
 
 
 @pytest.fixture
@@ -20,7 +23,9 @@ def start(tmp_path):
 
     def run(*arguments, **env):
         log = tmp_path / f"log{len(started)}"
-        started.append(nursery.start(list(arguments), log, env))
+        with log.open("w") as file:
+            out = file.fileno()
+            started.append(nursery.start("celery", arguments, env={**os.environ, **env}, stdout=out, stderr=out))
         return started[-1], log.read_text
 
     yield run
@@ -63,3 +68,32 @@ def test_a_child_that_the_tests_fork_leaves_the_nursery_where_it_is(start):
     child.join(20)
     second, _ = start("--version")
     assert second.wait(20) == 0
+
+
+PROGRAM = """
+import os, sys
+print(sys.argv[1:], os.getcwd(), sys.path[:2], dict(os.environ), sys.stdin.read())
+print("done", file=sys.stderr)
+sys.exit(3)
+"""
+
+
+def test_it_prints_what_the_same_program_prints_that_python_starts(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    env = {"PYTHONPATH": "/nowhere", "LC_CTYPE": "C.UTF-8"}
+    ours = nursery.run("program", "one", "two", env=env, cwd=tmp_path)
+    command = [sys.executable, "-m", "program", "one", "two"]
+    options = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "check": False}
+    pythons = subprocess.run(command, env=env, cwd=tmp_path, **options)
+    assert (ours.returncode, ours.stdout, ours.stderr) == (3, pythons.stdout, "done\n")
+    assert (pythons.returncode, pythons.stderr) == (3, "done\n")
+
+
+def test_what_does_not_end_in_time_is_killed(tmp_path):
+    (tmp_path / "hangs.py").write_text(
+        "import os, time; print(os.getpid(), file=open('pid', 'w'), flush=True); time.sleep(60)"
+    )
+    with pytest.raises(subprocess.TimeoutExpired):
+        nursery.run("hangs", env={}, cwd=tmp_path, timeout=1)
+    pid = int((tmp_path / "pid").read_text())
+    wait_until(lambda: not psutil.pid_exists(pid), "it is gone")

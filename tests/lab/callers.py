@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from celery import Celery, uuid
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.signals import before_task_publish
 
+from tests.lab import nursery
 from tests.lab.app import Config, make_app
 from tests.lab.ledger import Ledger
 from tests.lab.results import look_once_more
@@ -52,9 +52,9 @@ class Plan:
 
 def contend(config: Config, plan: Plan) -> None:
     """Have the callers of a plan call, and wait for their end."""
-    command = [sys.executable, "-m", "tests.lab.callers", json.dumps(asdict(plan))]
     env = {**os.environ, "LAB_CONFIG": config.dump()}
-    subprocess.run(command, env=env, check=True, timeout=plan.seconds + 60)
+    done = nursery.run("tests.lab.callers", json.dumps(asdict(plan)), env=env, timeout=plan.seconds + 60)
+    assert done.returncode == 0, done.stderr
 
 
 class Caller:

@@ -1,10 +1,11 @@
-"""The nursery: a process that has imported Celery, and from which a worker is forked as if it had just been started.
+"""The nursery: a process that has imported Celery, and from which others are forked as if they had just been started.
 
-Imports are two thirds of what a worker's start costs, and the tests start some hundreds of them. All else is as in a
-process of its own: its command line, environment, log, process group and end. A worker of gevent or eventlet must patch
-what it imports, and is started the ordinary way.
+Imports are two thirds of what a worker's start costs, and nearly all that a command costs; the tests start hundreds of
+them. All else is as in a process of its own: its command line, environment, folder, input and output, process group and
+end. A worker of gevent or eventlet must patch what it imports, and is started the ordinary way; so is what a test of
+imports or of installed commands starts.
 
-``python -m tests.lab.nursery SOCKET`` takes one order a connection, and tells the worker's pid and its exit code there.
+``python -m tests.lab.nursery SOCKET`` takes one order a connection, and tells its pid and its exit code there.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -84,7 +86,7 @@ class Nursling:
             select.select([self.connection], [], [], timeout)
         code = self.poll()
         if code is None:
-            raise subprocess.TimeoutExpired(f"worker {self.pid}", timeout or 0.0)
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
         return code
 
     def send_signal(self, sig: int) -> None:
@@ -96,13 +98,39 @@ class Nursling:
         self.connection.close()
 
 
-def start(arguments: list[str], log: Path, env: dict[str, str]) -> Nursling:
-    """Start ``celery`` with these arguments, in a process group of its own, with these variables added to ours."""
+def start(
+    module: str,
+    arguments: Sequence[str],
+    *,
+    env: dict[str, str],
+    cwd: Path | None = None,
+    stdout: int = 1,
+    stderr: int = 2,
+) -> Nursling:
+    """Start ``python -m module`` with these arguments, as Popen would, with no input, in a process group of its own."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(_nursery())
-    order = {"arguments": arguments, "log": str(log), "env": {**os.environ, **env}}
+    with open(os.devnull) as stdin:
+        socket.send_fds(connection, [b"."], [stdin.fileno(), stdout, stderr])
+    order = {"module": module, "arguments": arguments, "env": env, "cwd": str(cwd or Path.cwd())}
     connection.sendall(json.dumps(order).encode() + b"\n")
     return Nursling(connection)
+
+
+def run(
+    module: str, *arguments: str, env: dict[str, str], cwd: Path | None = None, timeout: float = 60
+) -> subprocess.CompletedProcess[str]:
+    """What ``python -m module`` prints with these arguments, and its exit code."""
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        process = start(module, arguments, env=env, cwd=cwd, stdout=stdout.fileno(), stderr=stderr.fileno())
+        with closing(process):
+            try:
+                code = process.wait(timeout)
+            finally:
+                process.send_signal(signal.SIGKILL)
+        stdout.seek(0)
+        stderr.seek(0)
+        return subprocess.CompletedProcess([module, *arguments], code, stdout.read(), stderr.read())
 
 
 @functools.cache
@@ -132,7 +160,7 @@ def _main() -> None:
     gc.collect()
     gc.freeze()  # else a worker looks at all that was imported for each child that it forks, and copies its pages
     order = _serve(sys.argv[1])
-    if order is not None:  # this process is the worker
+    if order is not None:  # this process is the one that was ordered
         _become(order)
 
 
@@ -156,14 +184,17 @@ def _serve(path: str) -> dict[str, Any] | None:
                 _bury(parents)
             if door in ready:
                 connection, _ = door.accept()
+                _, streams, _, _ = socket.recv_fds(connection, 1, 3)
                 with connection.makefile() as words:
                     order: dict[str, Any] = json.loads(words.readline())
                 pid = os.fork()
                 if not pid:
                     os.setsid()
                     connection.sendall(f"{os.getpid()}\n".encode())
-                    return order
+                    return {**order, "streams": streams}
                 parents[pid] = connection
+                for stream in streams:
+                    os.close(stream)
 
 
 def _bury(parents: dict[int, socket.socket]) -> None:
@@ -171,21 +202,22 @@ def _bury(parents: dict[int, socket.socket]) -> None:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if not pid:
             return
-        with parents.pop(pid) as connection, suppress(BrokenPipeError):  # nobody waits for that worker any more
+        with parents.pop(pid) as connection, suppress(BrokenPipeError):  # nobody waits for that process any more
             connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
 
 
 def _become(order: dict[str, Any]) -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number, stream in enumerate(order["streams"]):
+        os.dup2(stream, number)
     os.closerange(3, 1024)
-    log = os.open(order["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    for stream, source in {0: os.open(os.devnull, os.O_RDONLY), 1: log, 2: log}.items():
-        os.dup2(source, stream)
     os.environ.clear()
     os.environ.update(order["env"])
+    os.chdir(order["cwd"])
+    sys.path[:1] = [order["cwd"], *filter(None, order["env"].get("PYTHONPATH", "").split(os.pathsep))]
     sys.argv[1:] = order["arguments"]
-    runpy.run_module("celery", run_name="__main__", alter_sys=True)
+    runpy.run_module(order["module"], run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,10 @@ import math
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from typing import Any
 from celery import Celery
 
 from celery_redislock.message.header import HEADER
+from tests.lab import nursery
 from tests.lab.app import Config, make_app
 from tests.lab.ledger import Ledger
 
@@ -54,15 +54,16 @@ class Plan:
 
 
 @contextmanager
-def publishing(config: Config, plan: Plan) -> Iterator[subprocess.Popen[bytes]]:
+def publishing(config: Config, plan: Plan) -> Iterator[nursery.Nursling]:
     """The process whose children publish as planned; they are gone at the end of the block."""
-    command = [sys.executable, "-m", "tests.lab.publishers", json.dumps(asdict(plan))]
-    with subprocess.Popen(command, env={**os.environ, "LAB_CONFIG": config.dump()}, start_new_session=True) as process:
+    env = {**os.environ, "LAB_CONFIG": config.dump()}
+    with closing(nursery.start("tests.lab.publishers", [json.dumps(asdict(plan))], env=env)) as process:
         try:
             yield process
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 class Publisher:

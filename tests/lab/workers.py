@@ -225,13 +225,14 @@ def worker(
 def _celery(
     arguments: list[str], log: Path, env: dict[str, str]
 ) -> Iterator[subprocess.Popen[bytes] | nursery.Nursling]:
-    """The process of a worker, which ends with the block, whatever is left of it."""
+    """A process of Celery's command line, which ends with the block, whatever is left of it."""
     if {"gevent", "eventlet"} & set(arguments):
         with running([sys.executable, "-m", "celery", *arguments], log, env) as process:
             yield process
         return
-    log.touch()
-    nursling = nursery.start(arguments, log, env)
+    with log.open("ab") as file:
+        out = file.fileno()
+        nursling = nursery.start("celery", arguments, env={**os.environ, **env}, stdout=out, stderr=out)
     try:
         yield nursling
     finally:
@@ -244,8 +245,8 @@ def _celery(
 def beat(config: Config, folder: Path) -> Iterator[Callable[[], str]]:
     """A running beat; yields what shows its log."""
     log = folder / "beat.log"
-    command = [sys.executable, "-m", "celery", "-A", "tests.lab.worker", "beat", "-l", "INFO", "--max-interval", "1"]
-    with running([*command, "-s", str(folder / "schedule")], log, _env(config)):
+    command = ["-A", "tests.lab.worker", "beat", "-l", "INFO", "--max-interval", "1", "-s", str(folder / "schedule")]
+    with _celery(command, log, _env(config)):
         yield lambda: log.read_text(errors="replace")
 
 
