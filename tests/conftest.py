@@ -18,6 +18,7 @@ import pytest
 from celery import Celery
 from kombu import pools
 
+from celery_redislock.lock.lock_server import servers_of
 from tests.lab.app import QUORUM, Config, make_app
 from tests.lab.distributions import read_once
 from tests.lab.gate import Gate
@@ -76,6 +77,16 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_finish() -> None:
     """What has been imported by now stays to the end: the collection after each test need not look at it."""
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """So does what is left when a module's tests are over: what they have imported, and pytest's own notes."""
+    result = yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+    return result
 
 
 @pytest.hookimpl(wrapper=True)
@@ -199,6 +210,8 @@ def app(config: Config) -> Iterator[Celery]:
     app = make_app(config)
     yield app
     app.close()
+    for server in servers_of(app).values():
+        server.stop()  # else its threads would keep it, and the app's clients, to the end of the session
     gc.collect()  # results unsubscribe when they are collected: now, while their server is still there
 
 
