@@ -2,8 +2,8 @@
 
 Imports are two thirds of what a worker's start costs, and nearly all that a command costs; the tests start hundreds of
 them. All else is as in a process of its own: its command line, environment, folder, input and output, process group and
-end. A worker of gevent or eventlet must patch what it imports, and is started the ordinary way; so is what a test of
-imports or of installed commands starts.
+end, except that it leaves its modules to the system. A worker of gevent or eventlet must patch what it imports, and is
+started the ordinary way; so is what a test of imports or of installed commands starts.
 
 ``python -m tests.lab.nursery SOCKET`` takes one order a connection, and tells its pid and its exit code there.
 """
@@ -23,6 +23,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from importlib import import_module
@@ -217,7 +218,22 @@ def _become(order: dict[str, Any]) -> None:
     os.chdir(order["cwd"])
     sys.path[:1] = [order["cwd"], *filter(None, order["env"].get("PYTHONPATH", "").split(os.pathsep))]
     sys.argv[1:] = order["arguments"]
-    runpy.run_module(order["module"], run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(order["module"], run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            raise
+        _end(end.code or 0)
+    _end(0)
+
+
+def _end(code: int) -> None:
+    """End as Python does, but do not take the modules apart: that would copy every page of the nursery."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":
