@@ -28,7 +28,7 @@ from tests.lab.one_rabbitmq import OneRabbitMQ, url_of
 from tests.lab.proxy import Proxy
 from tests.lab.results import look_once_more
 from tests.lab.servers import Valkey, need_rabbitmq, rabbitmq, wait_until
-from tests.lab.tasks import tasks_named_in
+from tests.lab.tasks import tasks_for
 from tests.lab.workers import Worker, beat, worker
 
 #: Whether `make matrix` runs: only there does a test hold a time against a bound.
@@ -194,7 +194,7 @@ def config(request: pytest.FixtureRequest, broker: str, broker_server: Valkey, l
         str(ledger.path),
         queue=f"lab-{uuid4().hex[:8]}",
         settings=dict(QUORUM) if is_quorum else {},
-        tasks=tasks_named_in(request.path, *helpers_of(request.path.parent)),
+        tasks=tasks_for(request.function.__name__, request.path, *helpers_of(request.path.parent)),
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from celery import Task
 
 from tests.lab.app import Config, make_app
-from tests.lab.tasks import NEEDS, is_named, tasks_named_in, words_of
+from tests.lab.tasks import NEEDS, is_named, tasks_for, words_of
 
 ROOT = Path(__file__).parents[2]
 TESTS = words_of("".join(path.read_text() for path in ROOT.glob("tests/*/test_*.py")))
@@ -24,13 +24,36 @@ def test_every_task_of_the_lab_has_a_test_that_uses_it(tmp_path: Path) -> None:
     assert [name for name, task in tasks.items() if task not in bases and not is_named(name, TESTS)] == []
 
 
-def test_an_app_has_the_tasks_that_its_module_of_tests_names_and_those_that_these_need(tmp_path: Path) -> None:
+MODULE = """
+FAMILY = f"on_{policy}"
+
+class TestIt:
+    @parametrize("lab.work")
+    def test_other(self):
+        tasks.late()
+
+    @parametrize("lab.once")
+    def test_it(self):
+        tasks.patient_job.delay()
+"""
+
+
+def test_an_app_has_the_tasks_that_its_test_and_no_test_names_and_those_that_these_need(tmp_path: Path) -> None:
     module = tmp_path / "test_it.py"
-    module.write_text('f"on_{policy}"; tasks.patient_job.delay(); app.tasks["lab.once"]')
-    named = tasks_named_in(module)
+    module.write_text(MODULE)
+    named = tasks_for("test_it", module)
     assert named == ["job", "on_join", "on_raise", "on_skip", "on_wait", "once", "patient_job", "plain"]
     with make_app(Config(NOWHERE, NOWHERE, NOWHERE, str(tmp_path / "ledger"), tasks=named)) as app:
         assert sorted(name for name in app.tasks if name.startswith("lab.")) == [f"lab.{name}" for name in named]
+
+
+def test_a_test_that_names_no_task_has_those_of_all_tests_of_its_module(tmp_path: Path) -> None:
+    module = tmp_path / "test_it.py"
+    module.write_text(
+        "def test_it(start_worker): ...\ndef test_once(tasks): tasks.once\ndef test_work(tasks): tasks.work"
+    )
+    assert tasks_for("test_it", module) == ["once", "work"]
+    assert tasks_for("test_once", module) == ["once"]
 
 
 def test_what_the_body_of_a_task_uses_is_known_to_be_needed(tmp_path: Path) -> None:

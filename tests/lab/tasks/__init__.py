@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from celery import Celery
@@ -85,12 +86,35 @@ def define_tasks(app: Celery, ledger: Ledger, names: Collection[str] | None = No
         theme.define(app, ledger)
 
 
-@functools.cache
-def tasks_named_in(*files: Path) -> list[str]:
-    """The tasks that modules of tests name, and those that these need."""
-    words = words_of("".join(file.read_text(encoding="utf-8") for file in files))
-    named = {task for task in _tasks() if is_named(task, words)}
+def tasks_for(test: str, *files: Path) -> list[str]:
+    """The tasks that a test or the rest of its modules name, and those that these need.
+
+    If they name none, the test may be about whatever tasks there are: those that other tests name.
+    """
+    words = [_words_by_test(file) for file in files]
+    named = _named(word for of in words for name in ("", test) for word in of.get(name, ()))
+    named = named or _named(word for of in words for some in of.values() for word in some)
     return sorted(named.union(*(NEEDS.get(task, ()) for task in named)))
+
+
+def _named(words: Iterable[str]) -> set[str]:
+    every = set(words)
+    return {task for task in _tasks() if is_named(task, every)}
+
+
+@functools.cache
+def _words_by_test(file: Path) -> dict[str, set[str]]:
+    """What each test of a module may name, and what the rest of the module may, as the test ""."""
+    text = file.read_text(encoding="utf-8")
+    lines = text.splitlines(keepends=True)
+    body = ast.parse(text).body
+    words: dict[str, set[str]] = {}
+    for node in [*body, *(node for group in body if isinstance(group, ast.ClassDef) for node in group.body)]:
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            first = min(part.lineno for part in (node, *node.decorator_list)) - 1
+            words.setdefault(node.name, set()).update(words_of("".join(lines[first : node.end_lineno])))
+            lines[first : node.end_lineno] = [""] * (node.end_lineno - first)
+    return {**words, "": words_of("".join(lines))}
 
 
 def words_of(text: str) -> set[str]:
