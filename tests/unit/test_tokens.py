@@ -22,11 +22,15 @@ from celery_redislock.protocol.tokens import (
     SENDING,
     Attempt,
     Token,
+    call,
+    call_at,
     cooling,
     escape,
+    for_capacity,
     is_nonce,
     known_as,
     known_by,
+    known_in_line,
     mint,
     mint_nonce,
     mint_publish,
@@ -151,6 +155,34 @@ def test_a_key_that_is_offered_to_a_room_belongs_to_no_attempt(state: str) -> No
         False,
     )
     assert token.owner == of_room(NONCE, "host").owner
+
+
+def test_a_room_is_known_by_its_host_and_stands_in_line_under_a_token_for_each_capacity() -> None:
+    room = of_room(NONCE, "celery@host 1", "shop:")
+    assert (room.hostname, room.task, room.attempt, room.task_field) == ("celery@host 1", None, None, "*shop:")
+    assert for_capacity(room, 1) is room
+    assert for_capacity(room, 12) == f"{room} 12"
+    assert for_capacity(room, 12).owner == room.owner
+
+
+def test_the_call_of_a_waiter_names_it_by_its_rank_and_belongs_to_its_room() -> None:
+    room = of_room(NONCE, "host")
+    assert call(room, 77) == f"{CALLED}{room[1:]} 77"
+    assert call(room, 77, 3) == f"{CALLED}{room[1:]} 77-3"
+    assert call(room, 77).owner == room.owner
+    assert (known_in_line(77, 0), known_in_line(77, 3)) == ("77", "77-3")
+
+
+@pytest.mark.parametrize("capacity", [1, 12])
+@pytest.mark.parametrize("asked", [1, 50])
+def test_the_call_to_one_key_is_the_call_to_another_key_of_the_run_with_its_capacity(capacity: int, asked: int) -> None:
+    room = of_room(NONCE, "host")
+    called = call(for_capacity(room, asked), 77, 3)
+    assert call_at(called.value, capacity) == call(for_capacity(room, capacity), 77, 3).value
+
+
+def test_an_attempts_calls_are_kept_under_its_id_and_its_retries() -> None:
+    assert Attempt("an id", 3, 2, mint_publish()).job == "an%20id/3"
 
 
 def test_a_holder_that_is_asked_to_stop_names_the_task_that_asks() -> None:
