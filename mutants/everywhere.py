@@ -34,7 +34,7 @@ MODULES = {
     **dict.fromkeys(("protocol/tokens.py", "protocol/names.py"), ("tokens", "names", "hold", "decisions")),
     "protocol/hold.py": ("hold", "decisions"),
     "protocol/commands.py": ("hold", "fence", "limit", "line", "rate", "store"),
-    "protocol/replies.py": ("hold", "decisions", "tokens", "observer", "cli"),
+    "protocol/replies.py": ("replies", "hold", "decisions", "tokens", "observer", "cli"),
     "protocol/several.py": ("several",),
     **dict.fromkeys(
         (f"policy/{one}.py" for one in ("conflict", "join", "raise_", "replace", "skip", "wait")), ("decisions",)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_redislock.protocol.replies import Conflict, Granted, Merged, Outstanding
+from celery_redislock.protocol.replies import Conflict, Granted, Merged, Outstanding, Renewed
 from celery_redislock.protocol.scripts import Tag
 from celery_redislock.protocol.tokens import OFFERED, RESERVED, SPENT, Attempt, mint, of_room, origin
 
@@ -72,6 +72,12 @@ def test_a_merged_call_has_a_number_and_the_message_that_it_was_merged_into_unle
     assert merged == Merged(12, HOLDER, 1.5)
     assert (merged.info(KEY).key, merged.info(KEY).task_id, merged.info(KEY).ttl) == (KEY, "a", 1.5)
     assert Merged.of([b"merged", 12]) == Merged(12, None)
+
+
+def test_a_renewed_key_may_have_been_asked_to_stop() -> None:
+    assert Renewed.of(b"kept") == Renewed()
+    assert Renewed.of([b"kept", b"new%20er\xff"]) == Renewed("new er\ufffd")
+    assert Renewed.of(b"lost") is None
 
 
 def test_a_tag_is_the_text_that_a_script_sends() -> None:

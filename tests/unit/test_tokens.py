@@ -157,6 +157,13 @@ def test_a_key_that_is_offered_to_a_room_belongs_to_no_attempt(state: str) -> No
     assert token.owner == of_room(NONCE, "host").owner
 
 
+def test_a_token_is_shown_without_its_nonce() -> None:
+    token = mint(NONCE, Attempt("id", 1, 2), origin("host", "task"), RESERVED)
+    assert repr(token) == "<Token queued id/1/2>"
+    assert (token.is_reserved, Token.of(RUNS + token[1:]).is_reserved) == (True, False)
+    assert Token.of(SENDING + token[1:]).is_reserved
+
+
 def test_a_room_is_known_by_its_host_and_stands_in_line_under_a_token_for_each_capacity() -> None:
     room = of_room(NONCE, "celery@host 1", "shop:")
     assert (room.hostname, room.task, room.attempt, room.task_field) == ("celery@host 1", None, None, "*shop:")
