@@ -75,13 +75,12 @@ class Delivery(NamedTuple):
     """How often the worker's consumer had stopped when the message arrived; see `ConsumerStops`."""
 
     def for_run(self, nonce: str, header: Header, **others: Any) -> Self:
-        """This delivery for another run of its message, which has this `header` by now."""
-        return self._replace(
-            nonce=nonce,
-            is_marked_begun=header.begun,
-            is_republished=header.republished,
-            **others,
-        )
+        """This delivery for a run of its message, the first or a later one. By then the message has this `header`.
+
+        The `others` are what else may differ between the runs: `may_wait`, `call` and `acks_at_begin`.
+        """
+        begun, again = header.begun, header.republished
+        return self._replace(nonce=nonce, is_marked_begun=begun, is_republished=again, **others)
 
     @classmethod
     def of(cls, request: Context) -> Delivery | None:

@@ -27,7 +27,8 @@ _OWNS, _TEST = r"OWNS\(([\w.\[\]]+), (\w+)\)", r"string.sub(\2, 1, 24) == \1 .. 
 
 
 def _read(name: str) -> str:
-    return re.sub(_OWNS, _TEST, Path(__file__).with_name("lua").joinpath(f"{name}.lua").read_text(encoding="utf-8"))
+    loader: Any = __spec__.loader  # reads from a zip as well, and is quicker than importlib.resources
+    return re.sub(_OWNS, _TEST, loader.get_data(str(Path(__file__).with_name("lua") / f"{name}.lua")).decode())
 
 
 PRELUDE = _read("prelude")

@@ -114,8 +114,8 @@ class LockPlan:
         self._group_of = None if options.fair is None else self.keys.groups(options.fair)
         self.waiting_limit = settings.waiting_limit
         self._prefix = keyprefix_of(app) + settings.prefix
-        has_one_key = self.has_one_permit and not (signature.parameters or callable(first))
-        #: What each run asks for, if the task has no parameters and so a single key.
+        has_one_key = self.has_one_permit and not (signature.parameters or self.may_have_several or callable(first))
+        #: What each run asks for, if that is the same for all: one permit of one key, without parameters or a callable.
         self._only = self.demand((), {}) if has_one_key else None
         #: `_origin`, cached.
         self.origin = cache(self._origin)

@@ -106,7 +106,9 @@ class LockedRequest(Request):
             retries = attempts_before(request)
             run = Run(str(self.id), plan, options, nonce, reservation, retries, call, self._waited_for, following)
         self.run = run
-        self.delivery = self.delivery.for_run(nonce, header, may_wait=may_wait, call=call, acks_at_begin=acks_at_begin)
+        self.delivery = self.delivery.for_run(
+            nonce, header, may_wait=may_wait, call=call if run else None, acks_at_begin=acks_at_begin
+        )
         request[DELIVERY] = tuple(self.delivery)
 
     def on_accepted(self, pid: Any, time_accepted: float) -> None:

@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
+
+import pytest
+
 from celery_redislock.protocol.replies import Conflict, Granted, Merged, Outstanding, Renewed
-from celery_redislock.protocol.scripts import Tag
+from celery_redislock.protocol.scripts import (
+    ACQUIRE,
+    INSPECT,
+    LEAVE,
+    MERGE,
+    RELEASE,
+    RENEW,
+    REPLACE,
+    RESERVE,
+    STAND,
+    Script,
+    Tag,
+)
 from celery_redislock.protocol.tokens import OFFERED, RESERVED, SPENT, Attempt, mint, of_room, origin
 
 KEY = "redislock:{shop.bill:7}"
@@ -78,6 +95,13 @@ def test_a_renewed_key_may_have_been_asked_to_stop() -> None:
     assert Renewed.of(b"kept") == Renewed()
     assert Renewed.of([b"kept", b"new%20er\xff"]) == Renewed("new er\ufffd")
     assert Renewed.of(b"lost") is None
+
+
+@pytest.mark.parametrize("script", [ACQUIRE, RESERVE, RELEASE, RENEW, MERGE, REPLACE, INSPECT, STAND, LEAVE])
+def test_a_script_has_the_test_of_an_owner_written_out_and_no_word_that_only_ends_like_it(script: Script) -> None:
+    assert "OWNS" not in script.text
+    assert re.search(r"\wstring\.sub", script.text) is None
+    assert script.sha == hashlib.sha1(script.text.encode(), usedforsecurity=False).hexdigest()
 
 
 def test_a_tag_is_the_text_that_a_script_sends() -> None:
