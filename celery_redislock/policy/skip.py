@@ -106,9 +106,8 @@ def revoke(message: Message, verdict: Verdict) -> NoReturn:
 def store_revoked(task: Task[..., Any], request: Context, text: str) -> None:
     """Store REVOKED for the task of `request`, for the rest of its chain and for its chord.
 
-    Celery passes over a group that ends the chain.
-
-    A bare `Ignore` would leave callers waiting. Celery's `mark_as_revoked` would leave the rest of a chain waiting.
+    A bare `Ignore` would leave callers waiting. Celery's `mark_as_revoked` would leave the rest of a chain waiting. Its
+    `mark_as_failure` leaves only a group that ends the chain.
     """
     is_stored, error = not ignores_result(task, request), TaskRevokedError(text)
     task.backend.mark_as_failure(
