@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 import redis
@@ -25,6 +26,12 @@ LEASES = {"*": {"lock_lease": 30.0}}
 def users(server):
     """The connections of clients; replicas and Sentinels have others."""
     return len(server.client_list(_type="normal"))
+
+
+@pytest.fixture
+def config(config):
+    """Of an app with a task that has a lock, whatever else a test names."""
+    return replace(config, tasks=["once", *config.tasks])
 
 
 @pytest.fixture
