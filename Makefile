@@ -14,8 +14,7 @@ IN_POOLS := $(patsubst %,tests/acceptance/test_%.py,line_pools line_rate_limit l
 PRODUCTS := $(patsubst %,tests/acceptance/test_%.py,handover line_backlog one_job deaths jobs_that_never_start limits_ways_out \
 	worker_start complaints lost_locks migrating)
 
-# These need a processor all the time, so make test does not run them beside those that wait for servers and workers.
-COMPUTING := $(addprefix tests/,unit properties packaging)
+# These wait for servers and workers. Unit tests need a processor all the time, so make test does not run them beside these.
 WAITING := $(addprefix tests/,contracts integration acceptance)
 NOT_IN_POOLS := $(WAITING) $(IN_POOLS:%=--ignore=%)
 
@@ -43,16 +42,16 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)  ## Run the example app on its own server
 	@$(BIN)/python -m example_worker
 
-test: $(STAMP)  ## The tests on real servers and workers, except those of make check, rabbitmq, model, web, compat, topologies and twins
-	@$(BIN)/python -m pytest -n 2 --dist loadfile $(COMPUTING)
+test: $(STAMP)  ## The tests on real servers and workers, except those of make check, rabbitmq, model, web, compat, topologies, twins and wheel
+	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit
 	@$(BIN)/python -m pytest --collect-only -qq $(WAITING) >/dev/null  # compiles them, once
 	@$(BIN)/python -m pytest -n 8 --dist loadfile $(NOT_IN_POOLS) -m 'not network and not rabbitmq'
 
 rabbitmq: $(STAMP)  ## The tests of the same folders that are on RabbitMQ
 	@$(BIN)/python -m pytest -n 8 --dist loadfile $(NOT_IN_POOLS) -m rabbitmq
 
-model: $(STAMP)  ## The protocol on paper: every interleaving, the known mistakes, and the scripts compared with it
-	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/model
+model: $(STAMP)  ## The protocol on paper: every interleaving, the known mistakes, and the scripts compared with it; and random steps on a server
+	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/model tests/properties
 
 web: $(STAMP)  ## The web page, in the system's Chromium
 	@$(BIN)/python -m pytest -n 3 --dist loadfile tests/web
@@ -99,7 +98,7 @@ celery-suite: $(STAMP)  ## Celery's own integration suite, plain and with every 
 	@$(BIN)/python -m tests.celery_suite $(or $(CELERY),$(error CELERY=../celery must be a checkout of Celery))
 
 wheel: $(STAMP)  ## Install only the wheel, with the oldest and the newest versions, and try it
-	@$(BIN)/python -m pytest -n 2 -m network tests/packaging
+	@$(BIN)/python -m pytest -n 2 -m '' tests/packaging
 
 check: $(STAMP) prose  ## ruff, the prose linter, and mypy and pyright, also over code as users write it
 	@$(BIN)/ruff check .
