@@ -15,7 +15,7 @@ PRODUCTS := $(patsubst %,tests/acceptance/test_%.py,handover line_backlog one_jo
 	worker_start complaints lost_locks migrating)
 
 # These wait for servers and workers. Unit tests need a processor all the time, so make test does not run them beside these.
-WAITING := $(addprefix tests/,contracts integration acceptance)
+WAITING := $(addprefix tests/,integration acceptance)
 NOT_IN_POOLS := $(WAITING) $(IN_POOLS:%=--ignore=%)
 
 # Python keeps what it has compiled, even where the environment says not to: else each of eight processes, and each that they start, compiles it anew.
@@ -62,8 +62,8 @@ proof: $(STAMP)  ## The property tests with ten times as many steps, new ones ea
 topologies: $(STAMP)  ## What differs if the lock server is a Cluster or behind Sentinels
 	@$(BIN)/python -m pytest -n 3 --dist loadfile tests/topologies
 
-compat: $(STAMP)  ## About ten tests for each pool and each small broker (docs/compatibility.md), and the frameworks
-	@$(BIN)/python -m pytest -n 3 tests/compatibility tests/frameworks $(IN_POOLS)
+compat: $(STAMP)  ## About ten tests for each pool and each small broker (docs/compatibility.md), the frameworks, and the contracts of the ports
+	@$(BIN)/python -m pytest -n 3 tests/compatibility tests/frameworks tests/contracts $(IN_POOLS)
 
 coverage: $(STAMP)  ## Branch coverage, in worker processes too: more than an hour
 	@rm -f .coverage .coverage.*
