@@ -382,11 +382,9 @@ class TestShutdown:
         b.__enter__()
         kept_for = tasks.transfer.delay("a", "b", "kept for")
         waits()
-        for free, key in ((a, B), (b, A)):  # its turn comes in vain
-            free.__exit__(None, None, None)
-            wait_until(lambda key=key: keys_of_waiting(app) == {kept_for.id: key}, "it waits for the other one")
-            free.__enter__()
         a.__exit__(None, None, None)
+        wait_until(lambda: keys_of_waiting(app) == {kept_for.id: B}, "its turn came in vain")
+        locks.client.client_kill_filter(_type="pubsub")  # a room that missed hints looks at each of its lines
         wait_until(lambda: (locks.client.get(A) or b"")[:1] == b"!", "the room keeps what it has got")
         blocked = tasks.account_only.delay("a", "later")
         waits(2)
