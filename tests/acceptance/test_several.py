@@ -389,7 +389,7 @@ class TestShutdown:
         blocked = tasks.account_only.delay("a", "later")
         waits(2)
         first.stop()
-        wait_until(lambda: locks.client.get(A) is None, "it is given back", 4)
+        assert locks.client.get(A) is None
         start_worker(2)
         assert blocked.get(timeout=PATIENCE) == "later"
         b.__exit__(None, None, None)
