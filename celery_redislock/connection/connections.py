@@ -12,7 +12,7 @@ import redis
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from celery_redislock.errors import shown
-from celery_redislock.protocol.scripts import LOST, Command, Reply, Text
+from celery_redislock.protocol.scripts import LOST, Command, Reply
 
 from . import redis_port
 from .pool import ConnectionQueue, NoConnectionFree
@@ -59,23 +59,24 @@ class Connection:
         if asking:
             self._ask_to_follow()
         # A health check would mistake the outstanding reply for its own.
-        redis_port.send(self._raw, _words("EVALSHA", command.script.sha, command), checks_health=self.late is None)
+        script, keys, values = command
+        redis_port.send(self._raw, "EVALSHA", script.sha, keys, values, checks_health=self.late is None)
         self.read_late()
         try:
             reply = redis_port.answer_on(self._raw)
         except NoScriptError:  # the server is new or has restarted
             if asking:
                 self._ask_to_follow()
-            redis_port.send(self._raw, _words("EVAL", command.script.text, command), checks_health=True)
+            redis_port.send(self._raw, "EVAL", script.text, keys, values, checks_health=True)
             reply = redis_port.answer_on(self._raw)
         return reply if type(reply) is list else [reply]
 
     def ask_all(self, commands: Sequence[Command]) -> list[Reply]:
         """Return the replies to `commands`, in one round trip if the server knows the scripts."""
         checks_health = self.late is None
-        for number, command in enumerate(commands):
-            words = _words("EVALSHA", command.script.sha, command)
-            redis_port.send(self._raw, words, checks_health=checks_health and not number)
+        for number, (script, keys, values) in enumerate(commands):
+            is_checked = checks_health and not number
+            redis_port.send(self._raw, "EVALSHA", script.sha, keys, values, checks_health=is_checked)
         self.read_late()
         replies: list[Any] = []
         for _ in commands:
@@ -93,7 +94,8 @@ class Connection:
     def send_late(self, late: Late) -> None:
         """Send a command. Its reply is read later."""
         self.read_late()
-        redis_port.send(self._raw, _words("EVALSHA", late.command.script.sha, late.command), checks_health=True)
+        script, keys, values = late.command
+        redis_port.send(self._raw, "EVALSHA", script.sha, keys, values, checks_health=True)
         self.late = late
 
     def read_late(self) -> None:
@@ -139,10 +141,6 @@ class Connection:
         """Send ASKING: the node then answers the next command even though the hash slot is still moving to it."""
         self._raw.send_command("ASKING")
         redis_port.answer_on(self._raw)
-
-
-def _words(how: str, script: str, command: Command) -> tuple[Text, ...]:
-    return (how, script, str(len(command.keys)), *command.keys, *command.values)
 
 
 class Connections:

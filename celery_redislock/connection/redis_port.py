@@ -46,8 +46,20 @@ def connection_of(client: redis.Redis) -> Any:
     return client.connection
 
 
-def send(connection: Any, words: Sequence[Any], *, checks_health: bool) -> None:
-    """Send a command, connecting first if needed. Reads nothing, apart from the reply to a health check."""
+def send(
+    connection: Any, how: str, script: str, keys: Sequence[str], values: Sequence[Any], *, checks_health: bool
+) -> None:
+    """Send a script, connecting first if needed. Reads nothing, apart from the reply to a health check.
+
+    Args:
+        connection: The connection.
+        how: ``EVALSHA``, or ``EVAL`` if the server does not know the script.
+        script: Its digest, or its text.
+        keys: Its ``KEYS``.
+        values: Its ``ARGV``.
+        checks_health: Whether redis-py may check the connection first, if it was idle for long.
+    """
+    words = (how, script, str(len(keys)), *keys, *values)
     packed = connection.pack_command(*words) if _pack is None else [_pack(words)]
     connection.send_packed_command(packed, check_health=checks_health)
 

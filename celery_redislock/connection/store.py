@@ -110,7 +110,7 @@ class LockStore:
             owner.hold = owner.hold.doubted(hold.asks)
             raise
         owner.hold = owner.hold.answered(hold.asks, reply[0])
-        return _meaning(reply, sent_at)
+        return Granted.of(reply, sent_at) if reply[0] == GRANTED else _refusal(reply)
 
     def acquire_all(
         self, owners: Sequence[Owner], lease: float, note: str | None, fenced: Owner | None
@@ -135,7 +135,7 @@ class LockStore:
             raise
         for owner, hold, reply in zip(owners, asked, replies, strict=True):
             owner.hold = owner.hold.answered(hold.asks, reply[0])
-        return [_meaning(reply, sent_at) for reply in replies]
+        return [Granted.of(one, sent_at) if one[0] == GRANTED else _refusal(one) for one in replies]
 
     def reserve(
         self, owner: Owner, ttl: float, passed: Passed, *, in_queue: bool = False, window: float | None = None
@@ -327,10 +327,8 @@ class LockStore:
         return None if reply[0] == Tag.FREE else Conflict.of(reply)
 
 
-def _meaning(reply: Reply, sent_at: float) -> Answer:
-    """What the reply to an acquire that was sent at `sent_at` means."""
-    if reply[0] == GRANTED:
-        return Granted.of(reply, sent_at)
+def _refusal(reply: Reply) -> Conflict | Finished | NotDue | Superseded | Stopped:
+    """What the reply to an acquire that was not granted means."""
     match reply[0]:
         case Tag.FINISHED:
             return Finished()

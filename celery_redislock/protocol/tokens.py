@@ -185,7 +185,9 @@ def mint(nonce: str, attempt: Attempt | str | None, origin: str, state: str = RU
             token of its own, even if the clock stands still.
     """
     text = f"{state}{nonce} {attempt or NOTHING} {int(time.time() * 1000) + asks} {origin}"
-    return Token(text, text.encode(), nonce, f"{_SAME_OWNER.get(state, state)}{nonce}".encode())
+    value = text.encode()
+    owner = f"{_SAME_OWNER[state]}{nonce}".encode() if state in _SAME_OWNER else value[:_HEAD_LENGTH]
+    return Token(text, value, nonce, owner)
 
 
 def known_by(nonce: str, state: str = RUNS) -> Token:

@@ -89,6 +89,8 @@ class Execution:
         self.abort = Abort() if plan.options.on_lost == "abort" or self._is_replaceable else None
         self.number = message.header.number
         self._server = server_of(plan.app)
+        global _any_run
+        _any_run = True
 
     @property
     def lock(self) -> HeldLock | None:
@@ -240,7 +242,7 @@ class Execution:
 
     def _taken(self, lock: HeldLock) -> None:
         """Have the keeper renew `lock`, which was granted."""
-        if lock.demand.spent:  # the run holds nothing: the permit is free when its time is over
+        if lock.hold.demand.spent:  # the run holds nothing: the permit is free when its time is over
             lock.hold, lock.deadline = lock.hold.over(), -math.inf
         else:
             self._server.keeper.add(lock)
@@ -260,9 +262,9 @@ class Execution:
         return cast("Arguments", (self.request.args, self.request.kwargs))
 
     def _numbered(self) -> Numbered | None:
-        """The message's call, if others can be merged into the message."""
+        """The message's call, if others can be merged into the message: with `lock_arguments` other than ``first``."""
         header, mode = self.message.header, self.message.options.arguments
-        if mode == "first" or not (header.number or mode == "all" or self._is_replaceable):
+        if not (header.number or mode == "all" or self._is_replaceable):
             return None
         body = None
         if header.unmerged and header.number:
@@ -337,12 +339,12 @@ class Execution:
         """
         if lock is not self.parts[0] or not leaves_note(state):
             return None
-        delivery = self.message.delivery
+        key, delivery = lock.hold.demand.key, self.message.delivery
         is_again = delivery.is_delivered_again
         ttl = self.plan.broker.note_ttl(is_sent_back_only=delivery.is_republished and not is_again)
         is_kept = (self.number or self._is_replaceable) and state != states.RETRY
-        given = keys_of(lock.key).given(self.message.attempt.job) if is_kept else None
-        return Note(self._note(lock.key), ttl, is_again or delivery.is_republished, given)
+        given = keys_of(key).given(self.message.attempt.job) if is_kept else None
+        return Note(keys_of(key).note(self._attempt), ttl, is_again or delivery.is_republished, given)
 
     def _claim(self, demand: Demand, claim: str) -> Claim | None:
         """The message's `claim` to what is reserved for it.
@@ -427,13 +429,6 @@ def _undo(hold: Hold, store: LockStore) -> None:
 def _announce_loss(task: Task[..., Any], lock: HeldLock, reason: str) -> None:
     """Send the signal `lock_lost`."""
     signals.lock_lost.send(sender=task, lock=lock, reason=reason)
-
-
-def attach(request: Any, execution: Any) -> None:
-    """Attach `execution` to `request`. Its lock can then be found while the request is on Celery's stack."""
-    global _any_run
-    _any_run = True
-    setattr(request, EXECUTION, execution)
 
 
 def execution_of(request: Any) -> Execution | None:

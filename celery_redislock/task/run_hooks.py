@@ -22,7 +22,7 @@ from celery_redislock.message.delivery import ASKED_KEYS, ON_BEGIN, Delivery, is
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.options import may_have_several
 
-from .execution import EXECUTION, Execution, attach, delivered, execution_of
+from .execution import EXECUTION, Execution, delivered, execution_of
 from .executions import EagerExecution, JoiningExecution, WorkerExecution
 from .plan import LockPlan, give_up_reservation
 
@@ -81,8 +81,12 @@ def before_body(
             execution = EagerExecution(plan, message)
         else:
             execution = (JoiningExecution if message.options.on_conflict == "join" else WorkerExecution)(plan, message)
-            _run_by_tracer(task).append(execution)
-        attach(request, execution)
+            run = _RUN.get()
+            if not run:
+                why = "is run by a tracer that is not its __trace__ and would not free its lock"
+                raise LockConfigError(f"{task.name} {why}")
+            run.append(execution)
+        setattr(request, EXECUTION, execution)  # from here on, its lock is found while Celery's stack has the request
         if plan.may_have_several and (message.options is plan.options or may_have_several(message.options)):
             execution.take_several(args, kwargs)
         else:
@@ -95,13 +99,6 @@ def before_body(
     if message.delivery.acks_at_begin:
         _report_begin(message.delivery)
     return execution.joined is not None
-
-
-def _run_by_tracer(task: Task[..., Any]) -> list[Any]:
-    run = _RUN.get()
-    if not run:
-        raise LockConfigError(f"{task.name} is run by a tracer that is not its __trace__ and would not free its lock")
-    return run
 
 
 def _report_begin(delivery: Delivery | None) -> None:

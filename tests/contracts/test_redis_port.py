@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 
 import pytest
 import redis
@@ -34,16 +35,18 @@ def client(locks):
 def test_a_command_is_sent_and_its_answer_is_read_later(client):
     connection = redis_port.connection_of(client)
     assert not redis_port.is_answered(connection)
-    redis_port.send(connection, ("SET", "k", "1", "PX", "10000"), checks_health=True)
-    redis_port.send(connection, ("GET", "k"), checks_health=False)
+    script = "return redis.call(ARGV[1], KEYS[1], unpack(ARGV, 2))"
+    redis_port.send(connection, "EVAL", script, ("k",), ("SET", b"1", "PX", "10000"), checks_health=True)
+    sha = hashlib.sha1(script.encode()).hexdigest()
+    redis_port.send(connection, "EVALSHA", sha, ("k",), ("GET",), checks_health=False)
     wait_until(lambda: redis_port.is_answered(connection), "it is answered")
     assert [redis_port.answer_on(connection) for _ in range(2)] == [b"OK", b"1"]
 
 
 def test_what_the_server_refuses_is_raised_and_the_next_answer_is_that_of_the_next_command(client):
     connection = redis_port.connection_of(client)
-    for words in (("NONSENSE",), ("ECHO", "word")):
-        redis_port.send(connection, words, checks_health=False)
+    for script in ("return redis.call('NONSENSE')", "return ARGV[1]"):
+        redis_port.send(connection, "EVAL", script, (), ("word",), checks_health=False)
     with pytest.raises(ResponseError):
         redis_port.answer_on(connection)
     assert redis_port.answer_on(connection) == b"word"
