@@ -124,9 +124,11 @@ def of_another_run(story: Story, earlier: list[Run], run: Run) -> Excuse | None:
         return Excuse.ACK_TOO_LATE
     if _cut(story, received, first.end + ack) and story.strikes(OUTAGES, first.start, first.end + ack):
         return Excuse.RELEASE_IN_DOUBT
-    outages = story.strikes(OUTAGES, first.end - ack, first.end + ack)
-    if any(died <= outage["until"] + MADE_UP_FOR + AT_ONCE for outage in outages):
-        return Excuse.RELEASE_IN_DOUBT
+    for outage in story.strikes(OUTAGES, first.end - ack, first.end + ack):
+        made_up_at = outage["until"] + MADE_UP_FOR + AT_ONCE
+        stops = story.strikes(STOPS, first.end, made_up_at, first.pid)  # the release is sent again after that
+        if died <= made_up_at or any(run.start <= stop["until"] + MADE_UP_FOR + AT_ONCE for stop in stops):
+            return Excuse.RELEASE_IN_DOUBT
     return None
 
 

@@ -390,6 +390,21 @@ class TestRunsAgain:
         book.run("a", 9, 10, pid=OTHER)
         assert broken() == ([] if excused else self.AGAIN)
 
+    @pytest.mark.parametrize(
+        ("stopped", "again_at", "excused"),
+        [((4.5, 8.5), 9, True), ((4.5, 7.5), 9, False), ((6.5, 8.5), 9, False)],
+        ids=["past it", "not for long", "after it was made up for"],
+    )
+    def test_a_process_that_stood_still_before_an_outage_was_made_up_for_is_excused(
+        self, book, broken, stopped, again_at, excused
+    ):
+        book.sent("a")
+        book.run("a", 1, 2)
+        book.fault(BLACKHOLE, 1.9, 5)
+        book.fault(STOP_CHILD, *stopped, [CHILD])
+        book.run("a", again_at, again_at + 1, pid=OTHER)
+        assert broken() == ([] if excused else self.AGAIN)
+
     def test_a_run_that_stood_still_between_its_grant_and_its_body_is_excused(self, again, book, broken):
         book.fault(STOP_CHILD, 0.8, 4.95, [OTHER])
         assert broken() == []
