@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -199,7 +198,6 @@ def check_lease(task: str, name: str, lease: float, command_time: float) -> None
         )
 
 
-@dataclass(frozen=True, eq=False)
 class Source:
     """The address of the lock server, and the setting that it comes from.
 
@@ -210,10 +208,8 @@ class Source:
         keyprefix: The prefix of all names on that server: kombu's `global_keyprefix`.
     """
 
-    setting: str
-    url: str = field(repr=False)
-    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    keyprefix: str = ""
+    def __init__(self, setting: str, url: str, options: Mapping[str, Any], keyprefix: str = "") -> None:
+        self.setting, self.url, self.options, self.keyprefix = setting, url, options, keyprefix
 
 
 def source_of(conf: Any) -> Source:
@@ -226,7 +222,7 @@ def source_of(conf: Any) -> Source:
     """
     configured = conf.get("redislock_url")
     if configured is not None:
-        return Source("redislock_url", configured)
+        return Source("redislock_url", configured, {})
     named: tuple[tuple[str, Any, Callable[[Any, str], Mapping[str, Any]]], ...] = (
         ("broker_url", conf.broker_write_url, _of_broker),
         ("result_backend", conf.result_backend, _of_result_backend),

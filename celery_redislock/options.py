@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from reprlib import repr as short_repr
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -224,16 +223,15 @@ class LockOptions(NamedTuple):
     rate: str | tuple[int, float] | Callable[[Mapping[str, Any]], str | tuple[int, float]] | None
 
 
-@dataclass(frozen=True)  # no tuple: error trackers show the items of one, and these may contain a password
-class LockSettings:
+class LockSettings:  # no tuple: error trackers show the items of one, and these may contain a password
     """The settings of one app, checked. The table in docs/options.md is generated from these texts."""
 
-    url: str | None = field(repr=False)
+    url: str | None
     """The lock server: one Redis or Valkey, Sentinels or a Cluster; docs/redis-setup.md has an example of each. By
     default, the broker if it is Redis, otherwise the result backend, with Celery's own settings for it. It must not
     evict keys. A worker checks it at its start, and logs what is wrong."""
 
-    client_options: Mapping[str, Any] = field(repr=False)
+    client_options: Mapping[str, Any]
     """Options of the redis-py client, such as ``socket_timeout`` (2.0), ``socket_connect_timeout`` (1.0),
     ``ssl_ca_certs``, or a ``password`` that is not in the URL; for Sentinels, ``master_name`` and ``sentinel_kwargs``.
     ``celery report``, ``inspect conf`` and Flower hide the passwords here, and the whole of `redislock_url`."""
@@ -249,6 +247,9 @@ class LockSettings:
     waiting_limit: int
     """How many messages one worker keeps waiting. Further ones go back to the broker, and return after 1 to 300 s with
     their rank. See docs/waiting.md."""
+
+    def __init__(self, **values: Any) -> None:
+        vars(self).update(values)
 
 
 def resolve_options(

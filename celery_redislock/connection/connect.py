@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -52,7 +51,6 @@ OPTIONS_SETTINGS = {
 _NOT_FOR_USERS = frozenset({*FIXED, "retry", "single_connection_client", "connection_pool", "connection_pool_class"})
 
 
-@dataclass(frozen=True, eq=False)
 class Address:
     """Where a lock server is.
 
@@ -63,10 +61,10 @@ class Address:
         options: What redis-py reads from the URL, such as ``host``, ``path``, ``db`` and ``password``.
     """
 
-    setting: str
-    kind: Kind
-    nodes: tuple[tuple[str, int], ...]
-    options: Mapping[str, Any] = field(repr=False)
+    def __init__(
+        self, setting: str, kind: Kind, nodes: tuple[tuple[str, int], ...], options: Mapping[str, Any]
+    ) -> None:
+        self.setting, self.kind, self.nodes, self.options = setting, kind, nodes, options
 
 
 def is_redis(url: object) -> bool:

@@ -13,7 +13,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -54,16 +53,18 @@ class Host(Protocol):
         """The round has ended. `aside` counts the lines whose first waiter cannot start now, by `Waiter.group`."""
 
 
-@dataclass(eq=False)
 class Keeping:
-    """The keys that a room keeps for a waiter that needs several, while others of them are held."""
+    """The keys that a room keeps for a waiter that needs several, while others of them are held.
 
-    waiter: Waiter
-    keys: Sequence[Demand] = ()
-    again_at: float = math.inf
-    """When the room asks for all keys of the waiter again. Both times are by `time.monotonic()`."""
-    no_slot_since: float = math.inf
-    """Since when the room has kept all keys although the waiter has no slot."""
+    Attributes:
+        again_at (float): When the room asks for all keys of the waiter again. Both times are by `time.monotonic()`.
+        no_slot_since (float): Since when the room has kept all keys although the waiter has no slot.
+    """
+
+    def __init__(self, waiter: Waiter) -> None:
+        self.waiter = waiter
+        self.keys: Sequence[Demand] = ()
+        self.again_at = self.no_slot_since = math.inf
 
     @property
     def has_all(self) -> bool:

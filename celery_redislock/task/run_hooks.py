@@ -81,11 +81,7 @@ def before_body(
             execution = EagerExecution(plan, message)
         else:
             execution = (JoiningExecution if message.options.on_conflict == "join" else WorkerExecution)(plan, message)
-            run = _RUN.get()
-            if not run:
-                why = "is run by a tracer that is not its __trace__ and would not free its lock"
-                raise LockConfigError(f"{task.name} {why}")
-            run.append(execution)
+            _run_by_tracer(task).append(execution)
         setattr(request, EXECUTION, execution)  # from here on, its lock is found while Celery's stack has the request
         if plan.may_have_several and (message.options is plan.options or may_have_several(message.options)):
             execution.take_several(args, kwargs)
@@ -99,6 +95,13 @@ def before_body(
     if message.delivery.acks_at_begin:
         _report_begin(message.delivery)
     return execution.joined is not None
+
+
+def _run_by_tracer(task: Task[..., Any]) -> list[Any]:
+    run = _RUN.get()
+    if not run:
+        raise LockConfigError(f"{task.name} is run by a tracer that is not its __trace__ and would not free its lock")
+    return run
 
 
 def _report_begin(delivery: Delivery | None) -> None:

@@ -37,7 +37,7 @@ def test_a_command_is_sent_and_its_answer_is_read_later(client):
     assert not redis_port.is_answered(connection)
     script = "return redis.call(ARGV[1], KEYS[1], unpack(ARGV, 2))"
     redis_port.send(connection, "EVAL", script, ("k",), ("SET", b"1", "PX", "10000"), checks_health=True)
-    sha = hashlib.sha1(script.encode()).hexdigest()
+    sha = hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
     redis_port.send(connection, "EVALSHA", sha, ("k",), ("GET",), checks_health=False)
     wait_until(lambda: redis_port.is_answered(connection), "it is answered")
     assert [redis_port.answer_on(connection) for _ in range(2)] == [b"OK", b"1"]

@@ -20,7 +20,6 @@ from celery_redislock.options import (
     PER_CALL,
     Also,
     LockOptions,
-    LockSettings,
     allowed_of_call,
     check_limit,
     check_of_call,
@@ -84,9 +83,13 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         limit=1,
         rate=None,
     )
-    assert resolve_settings({}) == LockSettings(
-        url=None, client_options={}, prefix="redislock", enabled=True, waiting_limit=20_000
-    )
+    assert vars(resolve_settings({})) == {
+        "url": None,
+        "client_options": {},
+        "prefix": "redislock",
+        "enabled": True,
+        "waiting_limit": 20_000,
+    }
 
 
 @pytest.mark.parametrize(
@@ -410,7 +413,7 @@ def test_calls_are_merged_with_a_key_of_some_arguments(key: dict[str, Any]) -> N
 def test_settings_of_the_app_are_taken_as_they_are() -> None:
     given: dict[str, Any] = {"url": "redis://h", "client_options": {"db": 1}, "prefix": "shop", "enabled": False}
     given["waiting_limit"] = 0
-    assert resolve_settings({**given, "lease": 12}) == LockSettings(**given)
+    assert vars(resolve_settings({**given, "lease": 12})) == given
 
 
 def test_a_long_value_is_shortened_in_the_message() -> None:
