@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 import time
-from base64 import urlsafe_b64encode
+from binascii import b2a_base64
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, Self
 from urllib.parse import quote, unquote
@@ -46,6 +46,8 @@ _PUBLISH = re.compile(r"[\w-]{8}", re.ASCII).fullmatch
 _NONCE = re.compile(r"[\w-]{22}", re.ASCII).fullmatch
 _HEAD = re.compile(r"[>&~^=#?!]([\w-]{22})(?![^ ])", re.ASCII).match
 _HEAD_LENGTH = 23
+#: Makes base64 safe for URLs, as `base64.urlsafe_b64encode` does, which takes longer: each block mints a nonce.
+_URL_SAFE = bytes.maketrans(b"+/", b"-_")
 _FIELDS = 5
 
 
@@ -238,7 +240,7 @@ def cooling(token: Token) -> Token:
 
 def mint_nonce() -> str:
     """Return a fresh nonce: 128 random bits as 22 characters."""
-    return urlsafe_b64encode(os.urandom(16))[:22].decode()
+    return b2a_base64(os.urandom(16))[:22].translate(_URL_SAFE).decode()
 
 
 def mint_publish() -> str:
@@ -246,7 +248,7 @@ def mint_publish() -> str:
 
     That is enough, because the name only distinguishes the publishes under one task id.
     """
-    return urlsafe_b64encode(os.urandom(6)).decode()
+    return b2a_base64(os.urandom(6), newline=False).translate(_URL_SAFE).decode()
 
 
 def is_publish(value: Any) -> bool:
