@@ -211,6 +211,9 @@ class Source:
     def __init__(self, setting: str, url: str, options: Mapping[str, Any], keyprefix: str = "") -> None:
         self.setting, self.url, self.options, self.keyprefix = setting, url, options, keyprefix
 
+    def __repr__(self) -> str:
+        return f"<Source {self.setting}>"
+
 
 def source_of(conf: Any) -> Source:
     """Choose the lock server.

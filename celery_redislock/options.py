@@ -251,6 +251,9 @@ class LockSettings:  # no tuple: error trackers show the items of one, and these
     def __init__(self, **values: Any) -> None:
         vars(self).update(values)
 
+    def __repr__(self) -> str:
+        return f"<LockSettings prefix={self.prefix!r} enabled={self.enabled}>"
+
 
 def resolve_options(
     task: str, own: Mapping[str, Any], app_wide: Mapping[str, Any], prefix: str = "lock_"

@@ -126,8 +126,10 @@ def of_another_run(story: Story, earlier: list[Run], run: Run) -> Excuse | None:
         return Excuse.RELEASE_IN_DOUBT
     for outage in story.strikes(OUTAGES, first.end - ack, first.end + ack):
         made_up_at = outage["until"] + MADE_UP_FOR + AT_ONCE
-        stops = story.strikes(STOPS, first.end, made_up_at, first.pid)  # the release is sent again after that
-        if died <= made_up_at or any(run.start <= stop["until"] + MADE_UP_FOR + AT_ONCE for stop in stops):
+        # A process that stands still by then sends its release again only afterwards.
+        stops = story.strikes(STOPS, first.end, min(made_up_at, run.start), first.pid)
+        made_up_late = [stop["until"] + MADE_UP_FOR + AT_ONCE for stop in stops if stop["until"] > outage["until"]]
+        if died <= made_up_at or run.start <= max(made_up_late, default=0.0):
             return Excuse.RELEASE_IN_DOUBT
     return None
 

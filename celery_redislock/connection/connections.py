@@ -58,8 +58,8 @@ class Connection:
         """
         if asking:
             self._ask_to_follow()
-        # A health check would mistake the outstanding reply for its own.
         script, keys, values = command
+        # A health check would mistake the outstanding reply for its own.
         redis_port.send(self._raw, "EVALSHA", script.sha, keys, values, checks_health=self.late is None)
         self.read_late()
         try:

@@ -68,32 +68,25 @@ class Term:
 
     Attributes:
         lease (float): The `lease` argument.
-        interval (float): The keeper renews the key about this often, in seconds.
         deadline (float): The holder may rely on the key until this time, by `time.monotonic()`. Whatever happens to
             the renewals sent so far, the key does not expire before then.
         renew_at (float): When the keeper should renew the key.
     """
 
-    __slots__ = (
-        "_asked_until",
-        "_guard",
-        "_in_doubt",
-        "_longest",
-        "_under_way",
-        "deadline",
-        "interval",
-        "lease",
-        "renew_at",
-    )
+    __slots__ = ("_asked_until", "_guard", "_in_doubt", "_longest", "_under_way", "deadline", "lease", "renew_at")
 
     def __init__(self, lease: float, interval: float = math.inf) -> None:
         self.lease, self._longest = lease, interval
-        self.interval = min(interval, lease * INTERVAL)
         self.deadline = self.renew_at = -math.inf  # until the key is granted
         self._asked_until = -math.inf
         self._under_way: list[Renewal] = []
         self._in_doubt = math.inf  # the shortest `ttl` of the unanswered renewals, which may still arrive
         self._guard = threading.Lock()  # one per lock: a fork could leave a shared one locked for good in the child
+
+    @property
+    def interval(self) -> float:
+        """The keeper renews the key about this often, in seconds."""
+        return min(self._longest, self.lease * INTERVAL)
 
     @property
     def was_granted(self) -> bool:

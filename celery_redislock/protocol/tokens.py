@@ -46,7 +46,7 @@ _PUBLISH = re.compile(r"[\w-]{8}", re.ASCII).fullmatch
 _NONCE = re.compile(r"[\w-]{22}", re.ASCII).fullmatch
 _HEAD = re.compile(r"[>&~^=#?!]([\w-]{22})(?![^ ])", re.ASCII).match
 _HEAD_LENGTH = 23
-#: Makes base64 safe for URLs, as `base64.urlsafe_b64encode` does, which takes longer: each block mints a nonce.
+#: Makes base64 safe for URLs, as `base64.urlsafe_b64encode` does, but sooner: every run and block needs a nonce.
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
 _FIELDS = 5
 
@@ -178,7 +178,7 @@ def mint(nonce: str, attempt: Attempt | str | None, origin: str, state: str = RU
     """Mint a token for an execution, a reservation or a `Lock`.
 
     Args:
-        nonce: From `mint_nonce`. An execution's nonce is also known to the worker's main process.
+        nonce: From `mint_nonce`: 22 characters. An execution's nonce is also known to the worker's main process.
         attempt: The attempt of the task, or its text; None outside tasks.
         origin: The host and the task's name, from `origin`. Callers make it once, not for each run.
         state: `RESERVED` if the key is reserved for a message, which carries the nonce as its claim; `SENDING` until

@@ -262,7 +262,7 @@ class Execution:
         return cast("Arguments", (self.request.args, self.request.kwargs))
 
     def _numbered(self) -> Numbered | None:
-        """The message's call, if others can be merged into the message: with `lock_arguments` other than ``first``."""
+        """The message's call, if others can be merged into it. Not called if `lock_arguments` is ``"first"``."""
         header, mode = self.message.header, self.message.options.arguments
         if not (header.number or mode == "all" or self._is_replaceable):
             return None

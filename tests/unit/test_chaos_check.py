@@ -392,8 +392,14 @@ class TestRunsAgain:
 
     @pytest.mark.parametrize(
         ("stopped", "again_at", "excused"),
-        [((4.5, 8.5), 9, True), ((4.5, 7.5), 9, False), ((6.5, 8.5), 9, False)],
-        ids=["past it", "not for long", "after it was made up for"],
+        [
+            ((4.5, 8.5), 9, True),
+            ((4.5, 7.5), 9, False),
+            ((6.5, 8.5), 9, False),
+            ((5.9, 9.5), 5.3, False),
+            ((4.4, 4.9), 5.3, False),
+        ],
+        ids=["past it", "not for long", "after it was made up for", "after the copy", "during the outage"],
     )
     def test_a_process_that_stood_still_before_an_outage_was_made_up_for_is_excused(
         self, book, broken, stopped, again_at, excused

@@ -18,8 +18,10 @@ from celery_redislock.options import (
     KEY_OPTIONS,
     OPTIONS,
     PER_CALL,
+    SETTINGS,
     Also,
     LockOptions,
+    LockSettings,
     allowed_of_call,
     check_limit,
     check_of_call,
@@ -90,6 +92,7 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         "enabled": True,
         "waiting_limit": 20_000,
     }
+    assert LockSettings.__annotations__.keys() == SETTINGS.keys()
 
 
 @pytest.mark.parametrize(
