@@ -135,22 +135,19 @@ def of_another_run(story: Story, earlier: list[Run], run: Run) -> Excuse | None:
 
 
 def _stood_still_as_it_received(story: Story, run: Run) -> bool:
-    """Whether the worker of `run` had taken its message from the broker, and only then, and after a stop, noted that.
+    """Whether a worker had taken the message of `run` from the broker, and only then, and after a stop, noted that.
 
-    Until the stop ended the message was delivered again elsewhere, and that delivery could not know of this one.
+    Until the stop ended the message was delivered again elsewhere, and that worker did not know of this. Whichever
+    delivery runs first: it either reads no note or leaves none.
     """
-    receipts = [line for line in story.received[run.task_id] if line["at"] <= run.start]
-    if not receipts:
-        return False
-    receipt = receipts[-1]
-    sent = max(line["at"] for line in story.published[run.task_id] if line["publish"] == receipt["publish"])
-    stops = story.strikes((STOP_WORKER,), sent, receipt["at"])
-    return any(
-        stop["worker"] == receipt["worker"]
-        and receipt["at"] <= stop["until"] + AT_ONCE
-        and stop["until"] - sent >= RESTORED
-        for stop in stops
-    )
+    for receipt in story.received[run.task_id]:
+        sent_at = [line["at"] for line in story.published[run.task_id] if line["publish"] == receipt["publish"]]
+        sent = max(sent_at, default=receipt["at"])
+        for stop in story.strikes((STOP_WORKER,), sent, min(receipt["at"], run.start)):
+            noted = stop["worker"] == receipt["worker"] and receipt["at"] <= min(stop["until"] + AT_ONCE, run.start)
+            if noted and stop["until"] - sent >= RESTORED:
+                return True
+    return False
 
 
 def _lost_its_lock(story: Story, first: Run, second: Run) -> bool:

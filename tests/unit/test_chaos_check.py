@@ -339,6 +339,17 @@ class TestRunsAgain:
         book.fault(STOP_WORKER, *stopped, pids=[99], worker=99)
         assert broken() == ([] if excused else self.AGAIN)
 
+    @pytest.mark.parametrize(("until", "excused"), [(8.5, True), (7.0, False)])
+    def test_nor_does_its_copy_if_that_runs_second(self, book, broken, until, excused):
+        book.sent("a", at=3.1)
+        for worker, at in ((99, 8.6), (OTHER, 8.7)):
+            line = {"task_id": "a", "publish": "a 3.1", "worker": worker, "at": at}
+            book.ledger.write({"event": "received", **line})
+        book.run("a", 8.8, 9)
+        book.run("a", 9.2, 9.3, pid=OTHER)
+        book.fault(STOP_WORKER, 3.0, until, pids=[99], worker=99)
+        assert broken() == ([] if excused else self.AGAIN)
+
     def test_a_cut_during_a_run_excuses_nothing(self, book, broken):
         book.sent("a", at=0.9)
         book.run("a", 1, 4)
