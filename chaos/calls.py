@@ -182,10 +182,16 @@ def _look_at_its_end(story: Story, found: Calls, body: Body, calls: list[Call]) 
     elif not body.is_whole and not body.is_replaced and _ended_by_itself(story, run):
         what = f"a run of {run.key} was stopped, and not for a newer call"
         found.broken.append((Promise.REPLACED, what, story.about(run.task_id)))
-    asked = [max(call.returned_at, run.start) for call in newer if not call.is_unasked]
+    # A run of a call that was sent alone may begin after that of a newer call has ended, which asks no other to stop.
+    waits = [one for one in newer if not one.is_unasked and not (body.last.is_unasked and _is_over(story, one, run))]
+    asked = [max(call.returned_at, run.start) for call in waits]
     if asked and run.end - min(asked) > STOPPED and _is_calm(story, min(asked), run.end):
         what = f"a run of {run.key} went on for {run.end - min(asked):.1f} s after a newer call"
         found.broken.append((Promise.REPLACED, what, story.about(run.task_id)))
+
+
+def _is_over(story: Story, call: Call, run: Run) -> bool:
+    return any(story.is_done(one) and one.end <= run.start for one in story.runs_of(call.task_id))
 
 
 def _ended_by_itself(story: Story, run: Run) -> bool:

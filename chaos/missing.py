@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chaos.excuses import DEATHS
-from chaos.faults import COLD, KILL_WORKER, STOP_WORKER
+from chaos.faults import COLD, CUT_BROKER, KILL_WORKER, STOP_WORKER
 from chaos.story import Line, Story
 from chaos.windows import AT_ONCE, IN_QUEUE, IN_WORKER
 from promises import Excuse
@@ -20,7 +20,7 @@ def of_missing(story: Story, task_id: str) -> Excuse | None:
         return of_missing(story, before) if is_cut_off else None  # a chain ends where a step is lost
     seen = {line["publish"] for line in received}
     unseen = [line for line in published if line["publish"] not in seen]
-    if any(_may_have_been_taken(story, line) for line in unseen):
+    if any(_may_have_been_taken(story, line["at"]) for line in unseen):
         return Excuse.TAKEN_BY_KOMBU
     if unseen or not received:
         return None
@@ -29,12 +29,15 @@ def of_missing(story: Story, task_id: str) -> Excuse | None:
         return None
     if _ended_in(story, last):
         return Excuse.KEPT_BY_KOMBU
+    cuts = story.strikes((CUT_BROKER,), last["at"], last["at"] + IN_WORKER)  # it went back to the queue
+    if any(_may_have_been_taken(story, cut["until"]) for cut in cuts):
+        return Excuse.TAKEN_BY_KOMBU
     return None
 
 
-def _may_have_been_taken(story: Story, published: Line) -> bool:
+def _may_have_been_taken(story: Story, queued_at: float) -> bool:
     """Whether a worker that was killed may have had a message in its connection; also while it stood still before."""
-    start, end = published["at"] - AT_ONCE, published["at"] + IN_QUEUE
+    start, end = queued_at - AT_ONCE, queued_at + IN_QUEUE
     stops = story.strikes((STOP_WORKER,), start, end)
     kills = story.strikes((KILL_WORKER, COLD), start, max([end, *(stop["until"] + IN_QUEUE for stop in stops)]))
     stopped = {stop["worker"] for stop in stops}

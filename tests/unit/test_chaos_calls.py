@@ -192,6 +192,17 @@ class TestReplacing:
         book.fault(COLD, 2.4, 2.6, [CHILD])
         assert broken() == []
 
+    @pytest.mark.parametrize("unasked", [True, False])
+    def test_one_sent_alone_that_begins_after_the_run_of_a_newer_call_may_go_on(self, book, broken, unasked):
+        book.sent("a", "newest")
+        book.sent("b", "newest")
+        book.call("1", "a", 0.5, kind="newest", unasked=unasked)
+        book.call("2", "b", 1, kind="newest")
+        book.gives("b", 1.5, 3, "2", kind="newest")
+        book.gives("a", 4, 9, "1", kind="newest", pid=OTHER)
+        found = [(Promise.REPLACED, "a run of newest1 went on for 5.0 s after a newer call")]
+        assert [one for one in broken() if one[0] is Promise.REPLACED] == ([] if unasked else found)
+
     def test_one_that_goes_on_is_found_where_no_fault_has_struck(self, replaced, book, broken):
         replaced(end=7)
         assert broken() == [(Promise.REPLACED, "a run of newest1 went on for 4.9 s after a newer call")]

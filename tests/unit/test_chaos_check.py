@@ -237,6 +237,15 @@ class TestMessages:
         book.fault(KILL_WORKER, 2, pids=[MAIN])
         assert broken() == []
 
+    @pytest.mark.parametrize(("cut", "excused"), [(3.0, True), (0.5, False), (8.0, False)])
+    def test_one_that_went_back_to_the_queue_may_have_been_taken_from_there(self, book, broken, cut, excused):
+        book.sent("a", final="PENDING", at=1)
+        book.fault(STOP_WORKER, cut + 0.9 if excused else 3.9, 7, [OTHER], worker=OTHER)
+        book.fault(KILL_WORKER, 7, pids=[OTHER], worker=OTHER)
+        assert broken()
+        book.fault(CUT_BROKER, cut, publishers=False)
+        assert (broken() == []) == excused
+
     def test_one_that_ran_to_its_end_is_not_excused(self, book, broken):
         book.sent("a", final="PENDING")
         book.run("a", 1, 2)
