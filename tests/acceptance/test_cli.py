@@ -12,13 +12,14 @@ import sys
 import tomllib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from celery.bin.base import CLIContext
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
 from celery_redislock import Lock, LockLost
@@ -93,10 +94,11 @@ def at_a_terminal(config, tmp_path) -> Callable[..., int]:
     """Runs the command line at a terminal, and gives an answer to its question; returns its exit code."""
 
     def run(answer: str, *arguments: str, meanwhile: Callable[[], None] = lambda: None) -> int:
-        command = [sys.executable, "-m", "celery_redislock", "-A", "tests.lab.worker", *arguments, "--timeout", "0.1"]
+        command = ["-A", "tests.lab.worker", *arguments, "--timeout", "0.1"]
         env = process(config, tmp_path)["env"]
         ours, terminal = pty.openpty()
-        with subprocess.Popen(command, env=env, stdin=terminal, stdout=terminal, stderr=terminal) as asking:
+        streams = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
+        with closing(nursery.start("celery_redislock", command, env=env, **streams)) as asking:
             os.close(terminal)
             shown = b""
             while b"[y/N]" not in shown:
@@ -294,8 +296,12 @@ def test_the_list_is_in_the_order_that_is_asked_for_and_may_leave_out_what_is_yo
     assert cli("list", "--sort", "size").exit_code == 2
 
 
-def test_a_shell_completes_commands_options_and_keys(config, tasks, tmp_path, program):
+def test_a_shell_completes_commands_options_and_keys(app, config, tasks, tmp_path):
     def completed(*words: str) -> list[str]:
+        of_locks = ShellComplete(group, {"obj": CLIContext(app, no_color=True, workdir=None)}, "locks", "")
+        return [item.value for item in of_locks.get_completions(list(words[:-1]), words[-1])]
+
+    def completed_by_bash(*words: str) -> list[str]:
         options = process(config, tmp_path)
         line = {
             "COMP_WORDS": " ".join(["celery", "-A", "tests.lab.worker", "locks", *words]),
@@ -306,12 +312,12 @@ def test_a_shell_completes_commands_options_and_keys(config, tasks, tmp_path, pr
         return [line.partition(",")[2] for line in run.stdout.split()]
 
     with tasks.keyed.lock_for("A1") as lock, tasks.keyed.lock_for("B1"):
-        assert "drop" in completed("dr")
-        assert "--older-than" in completed("list", "--")
-        assert completed("show", "redislock:{stock:A") == [lock.name]
-        assert len(completed("release", "redislock:")) == 2
+        assert completed_by_bash("show", "redislock:{stock:A") == [lock.name]
+        assert len(completed_by_bash("release", "redislock:")) == 2
+    assert "drop" in completed("dr")
+    assert "--older-than" in completed("list", "--")
     config.locks = "redis://127.0.0.1:1/0"
-    assert completed("show", "redislock:") == []
+    assert completed_by_bash("show", "redislock:") == []
 
 
 def test_the_list_can_be_narrowed_and_is_in_the_order_of_age(tasks, locks, cli):
@@ -598,13 +604,12 @@ def test_watch_shows_what_is_held_until_it_is_interrupted(tasks, config, tmp_pat
 def test_at_a_terminal_watch_clears_the_screen_for_each_picture_and_no_line_is_wider_than_it(
     tasks, config, tmp_path, columns
 ):
-    command = [sys.executable, "-m", "celery_redislock", "-A", "tests.lab.worker", "watch", "--timeout", "0.1"]
+    command = ["-A", "tests.lab.worker", "watch", "--timeout", "0.1", "--interval", "0.1"]
     env = {**process(config, tmp_path)["env"], "COLUMNS": columns, "LINES": "10"}
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # as above: it may be ignored
     ours, terminal = pty.openpty()
     drawn = b""
     lock = tasks.keyed.lock_for("A1")
-    with lock, subprocess.Popen([*command, "--interval", "0.1"], env=env, stdout=terminal) as it:
+    with lock, closing(nursery.start("celery_redislock", command, env=env, stdout=terminal)) as it:
         os.close(terminal)
         try:
             while drawn.count(CLEAR) < 3:
@@ -612,7 +617,7 @@ def test_at_a_terminal_watch_clears_the_screen_for_each_picture_and_no_line_is_w
             it.send_signal(signal.SIGINT)
             assert it.wait(30) == 0
         finally:
-            it.kill()
+            it.send_signal(signal.SIGKILL)
     os.close(ours)
     _, first, second = drawn.split(CLEAR)[:3]
     for picture in (first, second):

@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+from tests.lab import nursery
 from tests.lab.pages import PAGES, files_of, python_of, write_files
 from tests.lab.servers import Valkey, free_port
 from tests.lab.workers import ROOT
@@ -28,17 +29,10 @@ PROGRAMS = [page for page in PAGES if python_of(page).strip() and not files_of(p
 
 @pytest.mark.parametrize("page", PROGRAMS, ids=lambda page: page.name)
 def test_the_examples_of_a_page_run_as_they_are(page, redis_url, tmp_path):
-    program = tmp_path / f"page_{page.stem}.py"  # its line numbers are those of the page
+    program = tmp_path / f"page_{page.stem.replace('-', '_')}.py"  # its line numbers are those of the page
     program.write_text(python_of(page))
-    done = subprocess.run(
-        [sys.executable, str(program)],
-        env={**os.environ, "REDIS_URL": redis_url, "PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    env = {**os.environ, "REDIS_URL": redis_url, "PYTHONPATH": str(ROOT)}
+    done = nursery.run(program.stem, env=env, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 

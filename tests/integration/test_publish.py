@@ -518,9 +518,10 @@ def test_a_burst_of_duplicates_leaves_one_message_and_one_key(tasks, waiting, lo
 
 
 def test_a_thousand_racing_publishers_in_eight_processes_make_one_job(config, waiting, locks):
-    spawn = multiprocessing.get_context("spawn")
-    go = spawn.Barrier(8)
-    with spawn.Pool(8, initializer=race_ready, initargs=(config.dump(), go)) as pool:
+    forked = multiprocessing.get_context("forkserver")  # from a process that has no threads, and no connections
+    forked.set_forkserver_preload([__name__])
+    go = forked.Barrier(8)
+    with forked.Pool(8, initializer=race_ready, initargs=(config.dump(), go)) as pool:
         published = [pair for pairs in pool.map(race, [125] * 8, chunksize=1) for pair in pairs]
     assert len(published) == 1000
     assert len({task_id for task_id, _ in published}) == 1

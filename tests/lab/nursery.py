@@ -105,14 +105,19 @@ def start(
     *,
     env: dict[str, str],
     cwd: Path | None = None,
+    stdin: int | None = None,
     stdout: int = 1,
     stderr: int = 2,
 ) -> Nursling:
-    """Start ``python -m module`` with these arguments, as Popen would, with no input, in a process group of its own."""
+    """Start ``python -m module`` with these arguments, as Popen would, in a process group of its own.
+
+    It has no input unless one is given, and obeys SIGINT even if a shell runs the tests in the background, where
+    processes ignore it.
+    """
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(_nursery())
-    with open(os.devnull) as stdin:
-        socket.send_fds(connection, [b"."], [stdin.fileno(), stdout, stderr])
+    with open(os.devnull) as nothing:
+        socket.send_fds(connection, [b"."], [nothing.fileno() if stdin is None else stdin, stdout, stderr])
     order = {"module": module, "arguments": arguments, "env": env, "cwd": str(cwd or Path.cwd())}
     connection.sendall(json.dumps(order).encode() + b"\n")
     return Nursling(connection)
@@ -210,6 +215,7 @@ def _bury(parents: dict[int, socket.socket]) -> None:
 def _become(order: dict[str, Any]) -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, stream in enumerate(order["streams"]):
         os.dup2(stream, number)
     os.closerange(3, 1024)
