@@ -7,9 +7,9 @@ from celery import states
 from chaos import missing
 from chaos.excuses import DEATHS, OUTAGES
 from chaos.faults import CUT_LOCKS, DROP, RESTART
-from chaos.story import Line
+from chaos.story import Line, Story
 from chaos.tasks import LEASE
-from chaos.windows import AT_ONCE, MADE_UP_FOR
+from chaos.windows import ACK, AT_ONCE, MADE_UP_FOR, NEVER
 from fuzz.facts import Accepted, Body, Facts
 from fuzz.options import LONGEST
 from promises import Excuse
@@ -164,7 +164,8 @@ def _is_overwritten(facts: Facts, job: Accepted) -> bool:
 def of_lost(facts: Facts, job: Accepted) -> str | None:
     """Why the message of a job was lost, or will never be sent."""
     story, task_id = facts.story, job.task_id
-    if any(_never_goes_on(facts.final.get(one, {})) for one in job.before if not _is_left_open(facts, facts.jobs[one])):
+    before = [one for one in job.before if not _is_left_open(facts, facts.jobs[one])]
+    if any(_never_goes_on(facts.final.get(one, {})) or _died_at_its_end(story, one) for one in before):
         return BEFORE
     if story.sent.get(task_id, {}).get("kind") == "late":
         excuse = missing.of_missing(story, task_id)
@@ -176,7 +177,21 @@ def of_lost(facts: Facts, job: Accepted) -> str | None:
     unseen = [line["at"] for line in story.published[task_id] if line["publish"] not in seen]
     if any(at <= purge["at"] for at in unseen for purge in story.events("purged")):
         return PURGED
-    return EXPIRED if _may_expire(facts, job) and not seen else None
+    return EXPIRED if _may_expire(facts, job) and (not seen or _went_back(story, task_id)) else None
+
+
+def _died_at_its_end(story: Story, task_id: str) -> bool:
+    """Whether a job was acked early, and its process died before it may have sent what follows."""
+    is_early = story.sent.get(task_id, {}).get("kind") == "early"
+    return is_early and any(story.deaths.get(run.pid, NEVER) <= run.end + ACK for run in story.runs_of(task_id))
+
+
+def _went_back(story: Story, task_id: str) -> bool:
+    """Whether a message has gone back to the queue from its last worker. If it expires there, RabbitMQ drops it."""
+    last = max(story.received[task_id], key=lambda line: float(line["at"]))
+    left = [line["at"] for line in story.events("leaves") if line["worker"] == last["worker"]]
+    is_done = any(story.is_done(run) for run in story.runs_of(task_id))
+    return not is_done and any(at >= last["at"] for at in left)
 
 
 def _is_left_open(facts: Facts, job: Accepted) -> bool:

@@ -280,6 +280,28 @@ def test_a_retry_that_expired_before_celery_stored_its_state_need_not_end(story)
     assert story.broken() == [Promise.ENDS]
 
 
+@pytest.mark.parametrize(("expires", "left_at", "is_broken"), [(1, 0.5, False), (0, 0.5, True), (1, None, True)])
+def test_a_job_that_expires_may_be_dropped_in_the_queue_to_which_its_worker_gave_it_back(
+    story, expires, left_at, is_broken
+):
+    story.call("x", final="RETRY", **({"expires": expires} if expires else {}))
+    if left_at is not None:
+        story.ledger.write({"event": "leaves", "worker": 1, "at": left_at})
+    assert story.broken() == ([Promise.ENDS] if is_broken else [])
+
+
+@pytest.mark.parametrize(
+    ("kind", "died_at", "is_broken"), [("early", 1.1, False), ("early", 5.0, True), ("late", 1.1, True)]
+)
+def test_what_follows_a_job_may_not_be_sent_if_its_process_died_at_its_end(story, kind, died_at, is_broken):
+    story.canvas(("chord", 0, 1, 2), {"x0": ("SUCCESS", "x0"), "x1": ("SUCCESS", "x1"), "x2": OPEN})
+    story.ledger.write({"event": "sent", "task_id": "x0", "kind": kind, "after": ""})
+    story.run("x0", 0.2, 1.0, pid=110)
+    story.run("x1", 1.2, 1.4)
+    story.ledger.died(110, died_at)
+    assert story.broken() == ([Promise.ENDS] if is_broken else [])
+
+
 @pytest.mark.parametrize("seen", [False, True])
 def test_a_job_that_a_purge_dropped_need_not_end(story, seen):
     story.call("x", final="PENDING", seen=seen)
