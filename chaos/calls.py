@@ -191,7 +191,8 @@ def _look_at_its_end(story: Story, found: Calls, body: Body, calls: list[Call]) 
 
 
 def _is_over(story: Story, call: Call, run: Run) -> bool:
-    return any(story.is_done(one) and one.end <= run.start for one in story.runs_of(call.task_id))
+    runs = [one for one in story.runs_of(call.task_id) if one.start >= call.asked_at]
+    return any(story.is_done(one) and one.end <= run.start for one in runs)
 
 
 def _ended_by_itself(story: Story, run: Run) -> bool:

@@ -99,7 +99,7 @@ def of_another_run(story: Story, earlier: list[Run], run: Run) -> Excuse | None:
         stop["until"] + AT_ONCE >= run.start for stop in story.strikes(STOPS, run.start - AT_ONCE, run.start, run.pid)
     ):
         return Excuse.STOOD_STILL_BEFORE_ITS_BODY
-    if _stood_still_as_it_received(story, run):
+    if _stood_still_as_it_received(story, first, run):
         return Excuse.STOOD_STILL_WITH_THE_MESSAGE
     received, died = _first_receipt(story, run.task_id, first.start), story.deaths.get(first.pid, NEVER)
     if died <= first.end + ack:
@@ -134,18 +134,20 @@ def of_another_run(story: Story, earlier: list[Run], run: Run) -> Excuse | None:
     return None
 
 
-def _stood_still_as_it_received(story: Story, run: Run) -> bool:
-    """Whether a worker had taken the message of `run` from the broker, and only then, and after a stop, noted that.
+def _stood_still_as_it_received(story: Story, first: Run, run: Run) -> bool:
+    """Whether a worker had taken the message of both from the broker, and only then, and after a stop, noted that.
 
-    Until the stop ended the message was delivered again elsewhere, and that worker did not know of this. Whichever
-    delivery runs first: it either reads no note or leaves none.
+    Until the stop ended the message was delivered again elsewhere, and that worker did not know of this: its run leaves
+    no note if it is the first, and reads none if it is the second.
     """
+    ran = [line["publish"] for line in story.received[run.task_id] if line["at"] <= first.start][-1:]
     for receipt in story.received[run.task_id]:
+        if receipt["publish"] not in ran or receipt["at"] > run.start or _deliveries(story, receipt) < 2:
+            continue
         sent_at = [line["at"] for line in story.published[run.task_id] if line["publish"] == receipt["publish"]]
-        sent = max(sent_at, default=receipt["at"])
-        for stop in story.strikes((STOP_WORKER,), sent, min(receipt["at"], run.start)):
-            noted = stop["worker"] == receipt["worker"] and receipt["at"] <= min(stop["until"] + AT_ONCE, run.start)
-            if noted and stop["until"] - sent >= RESTORED:
+        for stop in story.strikes((STOP_WORKER,), max(sent_at, default=NEVER), receipt["at"]):
+            is_noted = stop["worker"] == receipt["worker"] and receipt["at"] <= stop["until"] + AT_ONCE
+            if is_noted and stop["until"] - max(sent_at) >= RESTORED:
                 return True
     return False
 

@@ -9,8 +9,11 @@ from chaos.windows import AT_ONCE, IN_QUEUE, IN_WORKER
 from promises import Excuse
 
 
-def of_missing(story: Story, task_id: str) -> Excuse | None:
-    """Why a message that is acked late has not come to its end. On RabbitMQ nothing excuses that."""
+def of_missing(story: Story, task_id: str, *, is_acked: bool = False) -> Excuse | None:
+    """Why a message has not come to its end; `is_acked` if a run of one that is acked early has begun.
+
+    On RabbitMQ nothing excuses the loss of one that is acked late.
+    """
     if any(line["kind"] == "rabbitmq" for line in story.events("broker")):
         return None
     published, received = story.published[task_id], story.received[task_id]
@@ -29,10 +32,16 @@ def of_missing(story: Story, task_id: str) -> Excuse | None:
         return None
     if _ended_in(story, last):
         return Excuse.KEPT_BY_KOMBU
-    cuts = story.strikes((CUT_BROKER,), last["at"], last["at"] + IN_WORKER)  # it went back to the queue
-    if any(_may_have_been_taken(story, cut["until"]) for cut in cuts):
+    if not is_acked and any(_may_have_been_taken(story, at) for at in _went_back(story, last)):
         return Excuse.TAKEN_BY_KOMBU
     return None
+
+
+def _went_back(story: Story, receipt: Line) -> list[float]:
+    """When a message went back to the queue, because its worker lost its connection."""
+    cuts = story.strikes((CUT_BROKER,), receipt["at"], receipt["at"] + IN_WORKER)
+    left = [line["at"] for line in story.events("leaves") if line["worker"] == receipt["worker"]]
+    return [at for at in left if any(cut["from"] <= at <= cut["until"] + IN_WORKER for cut in cuts)]
 
 
 def _may_have_been_taken(story: Story, queued_at: float) -> bool:
@@ -51,7 +60,7 @@ def of_lost_early(story: Story, task_id: str) -> Excuse | None:
         return Excuse.ACKED_EARLY
     if any(_ended_in(story, receipt) for receipt in story.received[task_id]):
         return Excuse.ACKED_EARLY
-    return of_missing(story, task_id)
+    return of_missing(story, task_id, is_acked=bool(story.runs_of(task_id)))
 
 
 def _ended_in(story: Story, receipt: Line) -> bool:

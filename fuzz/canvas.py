@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from celery import Celery, chain, chord, group
@@ -38,6 +39,28 @@ def before(shape: Shape, above: tuple[int, ...] = ()) -> dict[int, tuple[int, ..
         follows = kind in {"chain", "link"} or (kind == "chord" and place == len(shapes) - 1)
         found |= before(one, (*above, *found) if follows else above)
     return found
+
+
+def headers(shape: Shape) -> dict[int, tuple[int, ...]]:
+    """For each body of a chord: the last parts of its header, one of which sends it."""
+    if isinstance(shape, int):
+        return {}
+    kind, *shapes = shape
+    found: dict[int, tuple[int, ...]] = {}
+    for one in shapes:
+        found |= headers(one)
+    if kind == "chord":
+        found[shapes[-1]] = tuple(last for one in shapes[:-1] for last in _last(one))
+    elif kind == "chain":  # Celery makes a chord of a group and what follows it
+        found |= {after: _last(one) for one, after in pairwise(shapes) if _is_group(one)}
+    return found
+
+
+def _last(shape: Shape) -> tuple[int, ...]:
+    if isinstance(shape, int):
+        return (shape,)
+    kind, *shapes = shape
+    return tuple(last for one in (shapes if kind == "group" else shapes[-1:]) for last in _last(one))
 
 
 def left_open(shape: Shape) -> set[int]:

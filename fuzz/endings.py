@@ -6,7 +6,7 @@ from celery import states
 
 from chaos import missing
 from chaos.excuses import DEATHS, OUTAGES
-from chaos.faults import CUT_LOCKS, DROP, RESTART
+from chaos.faults import COLD, CUT_LOCKS, DROP, KILL_CHILD, KILL_WORKER, RESTART, SHRINK
 from chaos.story import Line, Story
 from chaos.tasks import LEASE
 from chaos.windows import ACK, AT_ONCE, MADE_UP_FOR, NEVER
@@ -14,6 +14,8 @@ from fuzz.facts import Accepted, Body, Facts
 from fuzz.options import LONGEST
 from promises import Excuse
 
+#: What ends a process in the middle of its work.
+KILLS = (KILL_CHILD, KILL_WORKER, COLD, SHRINK)
 #: When a command to the lock server may get no answer.
 AWAY = (*OUTAGES, RESTART, CUT_LOCKS, DROP)
 #: What the plan's operations do to a message: the docs say so, so these are no excuses.
@@ -164,9 +166,10 @@ def _is_overwritten(facts: Facts, job: Accepted) -> bool:
 def of_lost(facts: Facts, job: Accepted) -> str | None:
     """Why the message of a job was lost, or will never be sent."""
     story, task_id = facts.story, job.task_id
-    before = [one for one in job.before if not _is_left_open(facts, facts.jobs[one])]
-    if any(_never_goes_on(facts.final.get(one, {})) or _died_at_its_end(story, one) for one in before):
+    if any(_never_goes_on(facts.final.get(one, {})) for one in job.before if not _is_left_open(facts, facts.jobs[one])):
         return BEFORE
+    if any(_was_killed_at_its_end(story, one) for one in job.header):
+        return Excuse.ACKED_EARLY
     if story.sent.get(task_id, {}).get("kind") == "late":
         excuse = missing.of_missing(story, task_id)
     else:
@@ -177,17 +180,32 @@ def of_lost(facts: Facts, job: Accepted) -> str | None:
     unseen = [line["at"] for line in story.published[task_id] if line["publish"] not in seen]
     if any(at <= purge["at"] for at in unseen for purge in story.events("purged")):
         return PURGED
-    return EXPIRED if _may_expire(facts, job) and (not seen or _went_back(story, task_id)) else None
+    return EXPIRED if _has_expired(facts, job) and (not seen or _went_back(story, task_id)) else None
 
 
-def _died_at_its_end(story: Story, task_id: str) -> bool:
-    """Whether a job was acked early, and its process died before it may have sent what follows."""
-    is_early = story.sent.get(task_id, {}).get("kind") == "early"
-    return is_early and any(story.deaths.get(run.pid, NEVER) <= run.end + ACK for run in story.runs_of(task_id))
+def _was_killed_at_its_end(story: Story, task_id: str) -> bool:
+    """Whether a job was acked early, and its process was killed between its result and the sending of a chord's body.
+
+    What follows in a chain is sent before the result is stored.
+    """
+    runs = story.runs_of(task_id)[-1:]
+    return story.sent.get(task_id, {}).get("kind") == "early" and any(
+        story.strikes(KILLS, run.start, run.end + ACK, run.pid) and story.deaths.get(run.pid, NEVER) <= run.end + ACK
+        for run in runs
+    )
+
+
+def _has_expired(facts: Facts, job: Accepted) -> bool:
+    """Whether RabbitMQ may have dropped a message from its queue. On Redis an expired message is delivered."""
+    ends = [
+        call.asked_at + call.part.options.get("expires", NEVER) for call in facts.calls if call.task_id == job.task_id
+    ]
+    is_rabbitmq = any(line["kind"] == "rabbitmq" for line in facts.story.events("broker"))
+    return is_rabbitmq and min(ends) <= facts.story.end
 
 
 def _went_back(story: Story, task_id: str) -> bool:
-    """Whether a message has gone back to the queue from its last worker. If it expires there, RabbitMQ drops it."""
+    """Whether a message has gone back to the queue from its last worker."""
     last = max(story.received[task_id], key=lambda line: float(line["at"]))
     left = [line["at"] for line in story.events("leaves") if line["worker"] == last["worker"]]
     is_done = any(story.is_done(run) for run in story.runs_of(task_id))

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from chaos.story import Line, Story
-from fuzz.canvas import before, left_open
+from fuzz.canvas import before, headers, left_open
 from fuzz.options import KEYS, Locks, Spec, locks_of
 from fuzz.plan import PLAIN, Life, Part
 from tests.lab.ledger import Ledger, Run
@@ -44,6 +44,8 @@ class Accepted:
     """The ids of the parts of the canvas that come before it."""
     is_left_open: bool = False
     """Whether Celery leaves it open where one of those fails."""
+    header: tuple[str, ...] = ()
+    """If it is the body of a chord: the ids of the parts of which one sends it."""
 
     @property
     def is_plain(self) -> bool:
@@ -93,9 +95,10 @@ class Facts:
         deploy, is_duplicate, call = line["deploy"], bool(line.get("duplicate")), self._planned[line["names"][0]]
         accepted = []
         for number, parts in sorted(before(call.shape).items()):
-            told = (tuple(ids[part] for part in parts), number in left_open(call.shape))
-            one = Accepted(call.parts[number], ids[number], deploy, call.is_alone, *times, is_duplicate, *told)
-            accepted.append(one)
+            above = tuple(ids[part] for part in parts)
+            header = tuple(ids[part] for part in headers(call.shape).get(number, ()))
+            told = (call.parts[number], ids[number], deploy, call.is_alone, *times, is_duplicate, above)
+            accepted.append(Accepted(*told, is_left_open=number in left_open(call.shape), header=header))
         return accepted
 
     def specs(self, task: str) -> list[Spec]:

@@ -101,13 +101,15 @@ def at_a_terminal(config, tmp_path) -> Callable[..., int]:
         with closing(nursery.start("celery_redislock", command, env=env, **streams)) as asking:
             os.close(terminal)
             shown = b""
-            while b"[y/N]" not in shown:
-                shown += os.read(ours, 1000)
-            meanwhile()
-            os.write(ours, f"{answer}\n".encode())
-            code = asking.wait(30)
-        os.close(ours)
-        return code
+            try:
+                while b"[y/N]" not in shown:
+                    shown += os.read(ours, 1000)
+                meanwhile()
+                os.write(ours, f"{answer}\n".encode())
+                return asking.wait(30)
+            finally:
+                asking.send_signal(signal.SIGKILL)
+                os.close(ours)
 
     return run
 
@@ -618,7 +620,7 @@ def test_at_a_terminal_watch_clears_the_screen_for_each_picture_and_no_line_is_w
             assert it.wait(30) == 0
         finally:
             it.send_signal(signal.SIGKILL)
-    os.close(ours)
+            os.close(ours)
     _, first, second = drawn.split(CLEAR)[:3]
     for picture in (first, second):
         lines = picture.decode().split("\r\n")[:-1]

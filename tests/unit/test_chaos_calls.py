@@ -202,6 +202,10 @@ class TestReplacing:
         book.gives("a", 4, 9, "1", kind="newest", pid=OTHER)
         found = [(Promise.REPLACED, "a run of newest1 went on for 5.0 s after a newer call")]
         assert [one for one in broken() if one[0] is Promise.REPLACED] == ([] if unasked else found)
+        book.sent("c", "newest")
+        book.call("3", "c", 4.5, kind="newest")
+        book.gives("c", 9.1, 10, "3", kind="newest")
+        assert [promise for promise, _ in broken()].count(Promise.REPLACED) == 1
 
     def test_one_that_goes_on_is_found_where_no_fault_has_struck(self, replaced, book, broken):
         replaced(end=7)

@@ -237,14 +237,29 @@ class TestMessages:
         book.fault(KILL_WORKER, 2, pids=[MAIN])
         assert broken() == []
 
-    @pytest.mark.parametrize(("cut", "excused"), [(3.0, True), (0.5, False), (8.0, False)])
-    def test_one_that_went_back_to_the_queue_may_have_been_taken_from_there(self, book, broken, cut, excused):
+    @pytest.mark.parametrize(
+        ("cut", "left", "worker", "excused"),
+        [(3.0, 3.2, MAIN, True), (0.5, 0.7, MAIN, False), (8.0, 8.2, MAIN, False), (3.0, 3.2, OTHER, False)],
+    )
+    def test_one_that_went_back_to_the_queue_may_have_been_taken_from_there(
+        self, book, broken, cut, left, worker, excused
+    ):
         book.sent("a", final="PENDING", at=1)
-        book.fault(STOP_WORKER, cut + 0.9 if excused else 3.9, 7, [OTHER], worker=OTHER)
+        book.fault(STOP_WORKER, 3.9, 7, [OTHER], worker=OTHER)
         book.fault(KILL_WORKER, 7, pids=[OTHER], worker=OTHER)
         assert broken()
         book.fault(CUT_BROKER, cut, publishers=False)
+        book.ledger.write({"event": "leaves", "worker": worker, "at": left})
         assert (broken() == []) == excused
+
+    def test_one_acked_early_that_has_begun_went_back_to_no_queue(self, book, broken):
+        book.sent("a", "early", final="PENDING", at=1)
+        book.run("a", 2, 2.5, done=False)
+        book.fault(STOP_WORKER, 3.9, 7, [OTHER], worker=OTHER)
+        book.fault(KILL_WORKER, 7, pids=[OTHER], worker=OTHER)
+        book.fault(CUT_BROKER, 3, publishers=False)
+        book.ledger.write({"event": "leaves", "worker": MAIN, "at": 3.2})
+        assert broken() == ["a message that is acked early was lost: early, PENDING"]
 
     def test_one_that_ran_to_its_end_is_not_excused(self, book, broken):
         book.sent("a", final="PENDING")
@@ -348,15 +363,19 @@ class TestRunsAgain:
         book.fault(STOP_WORKER, *stopped, pids=[99], worker=99)
         assert broken() == ([] if excused else self.AGAIN)
 
-    @pytest.mark.parametrize(("until", "excused"), [(8.5, True), (7.0, False)])
-    def test_nor_does_its_copy_if_that_runs_second(self, book, broken, until, excused):
-        book.sent("a", at=3.1)
-        for worker, at in ((99, 8.6), (OTHER, 8.7)):
+    @pytest.mark.parametrize(
+        ("until", "stopped", "copied", "excused"),
+        [(8.5, 99, True, True), (8.2, 99, True, False), (8.5, 98, True, False), (8.5, 99, False, False)],
+        ids=["stood still", "had noted it later", "another worker", "no copy"],
+    )
+    def test_nor_does_its_copy_if_that_runs_second(self, book, broken, until, stopped, copied, excused):
+        book.sent("a", at=3.1, received=False)
+        for worker, at in ((99, 8.6), (OTHER, 8.7))[: 1 + copied]:
             line = {"task_id": "a", "publish": "a 3.1", "worker": worker, "at": at}
             book.ledger.write({"event": "received", **line})
         book.run("a", 8.8, 9)
         book.run("a", 9.2, 9.3, pid=OTHER)
-        book.fault(STOP_WORKER, 3.0, until, pids=[99], worker=99)
+        book.fault(STOP_WORKER, 3.0, until, pids=[stopped], worker=stopped)
         assert broken() == ([] if excused else self.AGAIN)
 
     def test_a_cut_during_a_run_excuses_nothing(self, book, broken):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from chaos.faults import REFUSE, RESTART, SHRINK, STOP_WORKER, WARM
+from chaos.faults import KILL_CHILD, REFUSE, RESTART, SHRINK, STOP_WORKER, WARM
 from fuzz.canvas import ALONE, before
 from fuzz.facts import Facts
 from fuzz.options import WINDOW, Locks, Spec, locks_of, refusal
@@ -280,24 +280,46 @@ def test_a_retry_that_expired_before_celery_stored_its_state_need_not_end(story)
     assert story.broken() == [Promise.ENDS]
 
 
-@pytest.mark.parametrize(("expires", "left_at", "is_broken"), [(1, 0.5, False), (0, 0.5, True), (1, None, True)])
+@pytest.mark.parametrize(
+    ("broker", "expires", "worker", "left_at", "is_broken"),
+    [
+        ("rabbitmq", 1, 1, 0.5, False),
+        ("rabbitmq", 60, 1, 0.5, True),
+        ("rabbitmq", 1, 2, 0.5, True),
+        ("rabbitmq", 1, 1, 0.0, True),
+        ("redis", 1, 1, 0.5, True),
+    ],
+)
 def test_a_job_that_expires_may_be_dropped_in_the_queue_to_which_its_worker_gave_it_back(
-    story, expires, left_at, is_broken
+    story, broker, expires, worker, left_at, is_broken
 ):
-    story.call("x", final="RETRY", **({"expires": expires} if expires else {}))
-    if left_at is not None:
-        story.ledger.write({"event": "leaves", "worker": 1, "at": left_at})
+    story.ledger.write({"event": "broker", "kind": broker})
+    story.call("x", 0.2, final="RETRY", expires=expires)
+    story.ledger.write({"event": "leaves", "worker": worker, "at": left_at})
+    story.ledger.write({"event": "leaves", "worker": 3, "at": 10.0})  # the end of the life
     assert story.broken() == ([Promise.ENDS] if is_broken else [])
 
 
 @pytest.mark.parametrize(
-    ("kind", "died_at", "is_broken"), [("early", 1.1, False), ("early", 5.0, True), ("late", 1.1, True)]
+    ("shape", "kind", "fault", "died_at", "is_broken"),
+    [
+        (("chord", 0, 1, 2), "early", KILL_CHILD, 1.1, False),
+        (("chain", ("group", 0, 1), 2), "early", KILL_CHILD, 1.1, False),
+        (("chain", 0, 1, 2), "early", KILL_CHILD, 1.1, True),
+        (("chord", 0, 1, 2), "early", WARM, 1.1, True),
+        (("chord", 0, 1, 2), "early", KILL_CHILD, 5.0, True),
+        (("chord", 0, 1, 2), "late", KILL_CHILD, 1.1, True),
+    ],
 )
-def test_what_follows_a_job_may_not_be_sent_if_its_process_died_at_its_end(story, kind, died_at, is_broken):
-    story.canvas(("chord", 0, 1, 2), {"x0": ("SUCCESS", "x0"), "x1": ("SUCCESS", "x1"), "x2": OPEN})
+def test_the_body_of_a_chord_may_not_be_sent_if_a_process_was_killed_at_the_end_of_its_header(
+    story, shape, kind, fault, died_at, is_broken
+):
+    story.canvas(shape, {"x0": ("SUCCESS", "x0"), "x1": ("SUCCESS", "x1"), "x2": OPEN})
     story.ledger.write({"event": "sent", "task_id": "x0", "kind": kind, "after": ""})
-    story.run("x0", 0.2, 1.0, pid=110)
-    story.run("x1", 1.2, 1.4)
+    story.ledger.write({"event": "sent", "task_id": "x1", "kind": kind, "after": ""})
+    story.run("x0", 0.2, 0.4)
+    story.run("x1", 0.5, 1.0, pid=110)
+    story.fault(fault, died_at - 0.05, died_at, 110)
     story.ledger.died(110, died_at)
     assert story.broken() == ([Promise.ENDS] if is_broken else [])
 
