@@ -27,7 +27,8 @@ def app():
     app.close()
 
 
-def test_a_thread_without_an_app_has_none(app):
+def test_a_thread_without_an_app_has_none(app, monkeypatch):
+    monkeypatch.setattr("celery._state.default_app", None)  # a worker that ran in this process has set its own
     found = []
     thread = threading.Thread(target=lambda: found.append(celery_port.app_of_this_thread()))
     thread.start()
