@@ -74,6 +74,14 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker("rabbitmq")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Sort the tests that xdist spreads, the same in each process."""
+    if hasattr(config, "workerinput"):
+        from tests.lab.spread import place_of
+
+        items.sort(key=lambda item: place_of(item.nodeid))
+
+
 def pytest_collection_finish() -> None:
     """What has been imported by now stays to the end: the collection after each test need not look at it."""
     gc.freeze()
