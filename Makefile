@@ -18,7 +18,7 @@ PRODUCTS := $(patsubst %,tests/acceptance/test_%.py,handover line_backlog one_jo
 WAITING := $(addprefix tests/,integration acceptance)
 NOT_IN_POOLS := $(WAITING) $(IN_POOLS:%=--ignore=%)
 
-# Python keeps what it has compiled, even where the environment says not to: else each of eight processes, and each that they start, compiles it anew.
+# Python keeps what it has compiled, even where the environment says not to: else each process, and each that it starts, compiles it anew.
 test rabbitmq model web compat topologies: export PYTHONDONTWRITEBYTECODE :=
 
 # What make coverage runs. Not the model: it is not part of the package, and takes minutes under coverage.
