@@ -324,6 +324,15 @@ def test_the_body_of_a_chord_may_not_be_sent_if_a_process_was_killed_at_the_end_
     assert story.broken() == ([Promise.ENDS] if is_broken else [])
 
 
+def test_the_death_of_an_earlier_attempt_does_not_excuse_a_body_that_was_not_sent(story):
+    story.canvas(("chord", 0, 1), {"x0": ("SUCCESS", "x0"), "x1": OPEN})
+    story.ledger.write({"event": "sent", "task_id": "x0", "kind": "early", "after": ""})
+    story.run("x0", 0.2, None, pid=110)
+    story.fault(KILL_CHILD, 0.25, 0.3, 110)
+    story.run("x0", 2.0, 2.4)
+    assert story.broken() == [Promise.ENDS]
+
+
 @pytest.mark.parametrize("seen", [False, True])
 def test_a_job_that_a_purge_dropped_need_not_end(story, seen):
     story.call("x", final="PENDING", seen=seen)
