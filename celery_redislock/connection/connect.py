@@ -66,9 +66,6 @@ class Address:
     ) -> None:
         self.setting, self.kind, self.nodes, self.options = setting, kind, nodes, options
 
-    def __repr__(self) -> str:
-        return f"<Address {self.kind} from {self.setting}>"
-
 
 def is_redis(url: object) -> bool:
     """Whether `url` has a scheme that works for a lock server."""

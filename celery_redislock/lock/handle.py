@@ -327,7 +327,7 @@ class Handle:
         Raises:
             LockConfigError: The lock is held without a fence, and this object asks for one.
         """
-        entry = entry_of_context(server, self.demand.key)
+        entry = entry_of_context(server, self.key)
         if entry is not None:
             check_fence(entry.held, self._fence)
             entry.count += 1

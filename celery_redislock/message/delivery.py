@@ -91,7 +91,7 @@ class Delivery(NamedTuple):
     @property
     def is_delivered_again(self) -> bool:
         """Whether the broker has delivered the message to more than one worker, or soon will."""
-        is_due = self.stops != STOPS.number[0] or time.monotonic() > self.overdue_at
+        is_due = self.stops != STOPS.number or time.monotonic() > self.overdue_at
         return is_due or self.is_redelivered or self.is_marked_begun
 
     @property
@@ -120,21 +120,23 @@ class ConsumerStops:
 
     What was unacked then is delivered again. Runs read the number in memory that their process shares with the main
     process, so that they know it at once, without a command.
-
-    Attributes:
-        number (memoryview): How often, in its only item.
     """
 
     def __init__(self) -> None:
-        self.number = memoryview(bytearray(4)).cast("I")
+        self._number = memoryview(bytearray(4)).cast("I")
 
     def open(self) -> None:
         """Share the number. The worker's main process calls this before it forks its children."""
-        self.number = memoryview(mmap.mmap(-1, 4)).cast("I")
+        self._number = memoryview(mmap.mmap(-1, 4)).cast("I")
+
+    @property
+    def number(self) -> int:
+        """How often."""
+        return self._number[0]
 
     def add(self) -> None:
         """Count a stop. Called in the main process."""
-        self.number[0] += 1
+        self._number[0] += 1
 
 
 class Facts(NamedTuple):

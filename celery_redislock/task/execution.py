@@ -89,8 +89,6 @@ class Execution:
         self.abort = Abort() if plan.options.on_lost == "abort" or self._is_replaceable else None
         self.number = message.header.number
         self._server = server_of(plan.app)
-        global _any_run
-        _any_run = True
 
     @property
     def lock(self) -> HeldLock | None:
@@ -242,7 +240,7 @@ class Execution:
 
     def _taken(self, lock: HeldLock) -> None:
         """Have the keeper renew `lock`, which was granted."""
-        if lock.hold.demand.spent:  # the run holds nothing: the permit is free when its time is over
+        if lock.demand.spent:  # the run holds nothing: the permit is free when its time is over
             lock.hold, lock.deadline = lock.hold.over(), -math.inf
         else:
             self._server.keeper.add(lock)
@@ -262,9 +260,9 @@ class Execution:
         return cast("Arguments", (self.request.args, self.request.kwargs))
 
     def _numbered(self) -> Numbered | None:
-        """The message's call, if others can be merged into it. Not called if `lock_arguments` is ``"first"``."""
+        """The message's call, if others can be merged into the message."""
         header, mode = self.message.header, self.message.options.arguments
-        if not (header.number or mode == "all" or self._is_replaceable):
+        if mode == "first" or not (header.number or mode == "all" or self._is_replaceable):
             return None
         body = None
         if header.unmerged and header.number:
@@ -339,12 +337,12 @@ class Execution:
         """
         if lock is not self.parts[0] or not leaves_note(state):
             return None
-        key, delivery = lock.hold.demand.key, self.message.delivery
+        delivery = self.message.delivery
         is_again = delivery.is_delivered_again
         ttl = self.plan.broker.note_ttl(is_sent_back_only=delivery.is_republished and not is_again)
         is_kept = (self.number or self._is_replaceable) and state != states.RETRY
-        given = keys_of(key).given(self.message.attempt.job) if is_kept else None
-        return Note(keys_of(key).note(self._attempt), ttl, is_again or delivery.is_republished, given)
+        given = keys_of(lock.key).given(self.message.attempt.job) if is_kept else None
+        return Note(self._note(lock.key), ttl, is_again or delivery.is_republished, given)
 
     def _claim(self, demand: Demand, claim: str) -> Claim | None:
         """The message's `claim` to what is reserved for it.
@@ -429,6 +427,13 @@ def _undo(hold: Hold, store: LockStore) -> None:
 def _announce_loss(task: Task[..., Any], lock: HeldLock, reason: str) -> None:
     """Send the signal `lock_lost`."""
     signals.lock_lost.send(sender=task, lock=lock, reason=reason)
+
+
+def attach(request: Any, execution: Any) -> None:
+    """Attach `execution` to `request`. Its lock can then be found while the request is on Celery's stack."""
+    global _any_run
+    _any_run = True
+    setattr(request, EXECUTION, execution)
 
 
 def execution_of(request: Any) -> Execution | None:

@@ -74,14 +74,12 @@ class WorkerExecution(Execution):
 
     def acquire(self, lock: HeldLock, answer: Answer | None = None) -> None:
         """See `Execution.acquire`."""
-        key, options = lock.hold.demand.key, self.message.options
-        note = self._note(key) if self.message.delivery.may_be_a_copy and lock is self.parts[0] else None
-        fence = options.fence and lock is self.held
-        numbered = None if options.arguments == "first" else self._numbered()
+        note = self._note(lock.key) if self.message.delivery.may_be_a_copy and lock is self.parts[0] else None
+        fence, numbered = self.message.options.fence and lock is self.held, self._numbered()
         while True:
             if answer is None:
                 # Note the key before sending the command, because this process may die as soon as the key is granted.
-                ASKED_KEYS.asks(self.message.delivery.nonce, key)
+                ASKED_KEYS.asks(self.message.delivery.nonce, lock.key)
                 while lock.hold.phase is IN_DOUBT:  # again only if the clock was set back by just that much
                     lock.hold = lock.hold.minted(self._mint(lock.hold.asks))
                 try:

@@ -22,7 +22,7 @@ from celery_redislock.message.delivery import ASKED_KEYS, ON_BEGIN, Delivery, is
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.options import may_have_several
 
-from .execution import EXECUTION, Execution, delivered, execution_of
+from .execution import EXECUTION, Execution, attach, delivered, execution_of
 from .executions import EagerExecution, JoiningExecution, WorkerExecution
 from .plan import LockPlan, give_up_reservation
 
@@ -82,7 +82,7 @@ def before_body(
         else:
             execution = (JoiningExecution if message.options.on_conflict == "join" else WorkerExecution)(plan, message)
             _run_by_tracer(task).append(execution)
-        setattr(request, EXECUTION, execution)  # from here on, its lock is found while Celery's stack has the request
+        attach(request, execution)
         if plan.may_have_several and (message.options is plan.options or may_have_several(message.options)):
             execution.take_several(args, kwargs)
         else:

@@ -81,7 +81,7 @@ class LockedRequest(Request):
             headers=custom_headers(sent) if "headers" in sent else None,
             acks_late=bool(task.acks_late),
             is_redelivered=was_delivered_before(self.request_dict),
-            stops=STOPS.number[0],
+            stops=STOPS.number,
         )
         self.prepare_run(None)
 
