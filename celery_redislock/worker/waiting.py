@@ -59,8 +59,9 @@ class WaitingRoom(bootsteps.StartStopStep):
         self.overflow = Counter[str]()
         self._consumer: Any = None
         self._rooms: set[Room] = set()
-        #: Messages on their way to the pool.
+        #: Messages on their way to the pool, and the one that is being given to it.
         self._calls: deque[WaitingMessage] = deque()
+        self._in_hand: WaitingMessage | None = None
         #: Called messages that Celery has reserved, or will reserve once their task has a rate token for them.
         self._called: dict[Request, WaitingMessage] = {}
         #: For each room, the number of its lines whose first waiter lacks only a slot.
@@ -124,6 +125,7 @@ class WaitingRoom(bootsteps.StartStopStep):
     def _next_call(self) -> WaitingMessage | None:
         """Take out one message on its way to the pool. In a shutdown, two threads may do so."""
         try:
+            self._in_hand = self._calls[0] if self._calls else None
             return self._calls.popleft()
         except IndexError:
             return None
@@ -218,9 +220,8 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     def is_coming(self, request: Request) -> bool:
         """Whether `request`, which was called, is on its way to a child or in the bucket of its task."""
-        if request in self._called or any(one.request is request for one in self._calls.copy()):
-            return True
-        return request in state.reserved_requests and request.time_start is None
+        is_called = request in self._called or any(one.request is request for one in self._calls.copy())
+        return is_called or (request in state.reserved_requests and request.time_start is None)
 
     def ends_round(self, room: Room, aside: Mapping[str, int]) -> None:
         """Request a slot for each line whose first message lacks only a slot. `aside` counts the candidates by task."""
@@ -244,8 +245,9 @@ class WaitingRoom(bootsteps.StartStopStep):
         return None if self._consumer is None else self._lacks(self._consumer, waiting.group)
 
     def _lacks(self, consumer: Any, name: str) -> str | None:
+        # Read in this order, a message that moves on meanwhile may count twice but is never missed.
+        on_their_way = {*filter(None, (*self._calls.copy(), self._in_hand))}
         in_bucket = worker_port.called(consumer, name)
-        on_their_way = self._calls.copy()
         before = in_bucket + sum(one.group == name for one in on_their_way)
         if not worker_port.has_rate_token(consumer, name, before):
             return "rate"

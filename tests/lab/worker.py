@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from celery_redislock import LockInfo
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.line import room
 from celery_redislock.signals import lock_conflict, lock_lost
-from celery_redislock.worker import early_acks, remote_control
+from celery_redislock.worker import early_acks, remote_control, waiting
 from celery_redislock.worker.waiting import WaitingRoom
 from tests.lab import offers
 from tests.lab.app import Config, make_app
@@ -84,6 +85,26 @@ if config.settings.get("lab_begins_late"):  # who is called begins when the file
         give_to_pool(*args)
 
     WaitingRoom.give_to_pool = _give_late  # type: ignore[method-assign]
+
+
+if config.settings.get("lab_hesitates"):  # the room asks about the next message while the event loop has one in hand
+    in_hand, asked = threading.Event(), threading.Event()
+    has_ended, unavailable = waiting.has_ended, waiting.WaitingMessage.unavailable
+
+    def _hesitate(request: Any) -> bool:
+        in_hand.set()
+        assert asked.wait(10)
+        return has_ended(request)
+
+    def _ask_meanwhile(*args: Any) -> None:
+        is_next = in_hand.is_set()
+        unavailable(*args)
+        assert in_hand.wait(10)
+        if is_next:
+            asked.set()
+
+    waiting.has_ended = _hesitate
+    waiting.WaitingMessage.unavailable = _ask_meanwhile  # type: ignore[method-assign]
 
 
 if config.settings.get("lab_slow_acks"):  # what children say is heard late: the results come first, as they may
