@@ -4,8 +4,6 @@ All errors share one base class, and keep their details in attributes. The ``arg
 arguments, so that pickle and Celery's result backends can rebuild it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, Self
@@ -45,7 +43,7 @@ class LockInfo(NamedTuple):
     waiting_processes: int = 0
     """How many processes wait in line for the key. A worker counts as one, however many messages wait in it. Only
     `lock_info` fills this in; elsewhere it is 0."""
-    others: tuple[LockInfo, ...] = ()
+    others: "tuple[LockInfo, ...]" = ()
     """The other holders of a lock with a limit."""
 
     @classmethod
@@ -75,7 +73,7 @@ class LockInfo(NamedTuple):
         return told | {"since": self.since and self.since.isoformat(), "scope": scope, "waiting": waiting}
 
     @property
-    def holders(self) -> tuple[LockInfo, ...]:
+    def holders(self) -> "tuple[LockInfo, ...]":
         """All holders of the lock: one, unless it has a limit."""
         return (self._replace(others=()), *self.others)
 

@@ -3,8 +3,6 @@
 A task's options are resolved when the task is bound. A wrong value then raises an error that says what is allowed.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -64,7 +62,7 @@ def _is_limit(value: Any) -> bool:
 
 WEIGHT = Rule(1, "a number from 0.1 to 100", lambda v: _is_seconds(v) and 0.1 <= v <= 100)
 LIMIT = Rule(1, f"a whole number from 1 to {MAX_CAPACITY}", _is_limit)
-_RATE, _UNITS = re.compile(r"([0-9]{1,9})/([smh])").fullmatch, {"s": 1, "m": 60, "h": 3600}
+_RATE, _UNITS = r"([0-9]{1,9})/([smh])", {"s": 1, "m": 60, "h": 3600}
 #: The longest time of a rate, in seconds: a year.
 _LONGEST_TIME = 366 * 86_400
 
@@ -82,7 +80,7 @@ def shares_of(rate: Any) -> tuple[int, float, int] | None:
         None if it is not a rate.
     """
     match rate:
-        case str() if found := _RATE(rate):
+        case str() if found := re.fullmatch(_RATE, rate):
             number, seconds = int(found[1]), _UNITS[found[2]]
         case [int(number), int() | float() as seconds] if not isinstance(number, bool) and _is_seconds(seconds):
             pass

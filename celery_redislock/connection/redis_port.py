@@ -24,7 +24,7 @@ if HIREDIS_AVAILABLE:
 #: word's type. That takes three times as long as the packing itself, and our words are all str or bytes.
 _pack: Any = hiredis.pack_command if HIREDIS_AVAILABLE else None
 #: Matches the options that a redis-py pool adds to its connections' options for its own use.
-_OF_POOL = re.compile("maint_|oss_|orig_|himport_|cache|event_dispatcher$|connection_pool$").match
+_OF_POOL = "maint_|oss_|orig_|himport_|cache|event_dispatcher$|connection_pool$"
 #: The connection classes, with those of asyncio.
 _KINDS: Mapping[type[Any], type[Any]] = {
     redis.Connection: aio.Connection,
@@ -35,7 +35,7 @@ _KINDS: Mapping[type[Any], type[Any]] = {
 }
 _BLOCKING = {of_asyncio: kind for kind, of_asyncio in _KINDS.items()}
 #: Options that connections of asyncio may not know, though they need not be told if nothing is set.
-_ONLY_IF_SET = re.compile("ssl_(?!check_hostname|cert_reqs)").match
+_ONLY_IF_SET = "ssl_(?!check_hostname|cert_reqs)"
 
 
 # Connections: sending a command and reading its reply are two steps, and redis-py resends nothing behind our back.
@@ -84,7 +84,7 @@ def is_answered(connection: Any) -> bool:
 def options_of(pool: Any) -> dict[str, Any]:
     """Return a pool's connection options, as given by the user or read from a URL."""
     given: Mapping[str, Any] = pool.connection_kwargs
-    return {name: value for name, value in given.items() if not _OF_POOL(name)}
+    return {name: value for name, value in given.items() if not re.match(_OF_POOL, name)}
 
 
 def connections_of(pool: Any, *, unused_only: bool) -> list[Any]:
@@ -158,7 +158,7 @@ def pool_for_asyncio(client: redis.Redis, **more: Any) -> Any:
         TypeError: An option of the client does not work with asyncio.
     """
     pool: Any = client.connection_pool
-    options = {name: value for name, value in options_of(pool).items() if value or not _ONLY_IF_SET(name)}
+    options = {name: value for name, value in options_of(pool).items() if value or not re.match(_ONLY_IF_SET, name)}
     if options.get("redis_connect_func") is not None:
         raise TypeError("redis_connect_func works either with asyncio or without")
     kind = next(_KINDS[base] for base in pool.connection_class.__mro__ if base in _KINDS)

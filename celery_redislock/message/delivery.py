@@ -3,8 +3,6 @@
 AskedKeys: the keys that runs report back.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import mmap
@@ -83,7 +81,7 @@ class Delivery(NamedTuple):
         return self._replace(nonce=nonce, is_marked_begun=begun, is_republished=again, **others)
 
     @classmethod
-    def of(cls, request: Context) -> Delivery | None:
+    def of(cls, request: Context) -> Self | None:
         """The `Delivery` that the main process put into `request`; None if there is no main process."""
         values = getattr(request, DELIVERY, None)
         return tuple.__new__(cls, values) if isinstance(values, tuple) else None

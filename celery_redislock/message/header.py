@@ -1,7 +1,5 @@
 """Header: what a message carries for the plugin, in a single message header."""
 
-from __future__ import annotations
-
 import math
 import random
 import time

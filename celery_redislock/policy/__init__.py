@@ -4,8 +4,6 @@ A policy is a pure function. The decision that it returns ends the run: it raise
 verdict tells the worker's main process how the run has ended.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from enum import Enum
 from sys import intern

@@ -7,8 +7,6 @@ model's promises.
 To add a policy, write its file and add its name to `POLICIES` and to `options.ConflictPolicy`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 

@@ -3,8 +3,6 @@
 Outcome: how another task ended, according to the result backend.
 """
 
-from __future__ import annotations
-
 import logging
 from datetime import UTC, datetime
 from enum import Enum, auto

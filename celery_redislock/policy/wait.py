@@ -1,7 +1,5 @@
 """The policy ``wait``: the message is other work, so it waits in line, or is sent back if it cannot wait here."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterator

@@ -12,8 +12,6 @@ How long the holder may rely on the key is in `celery_redislock.hold.held_lock.T
 lost lock is ended like any other, because copies of its message need the note.
 """
 
-from __future__ import annotations
-
 from enum import Enum
 from typing import NamedTuple, Protocol, Self
 

@@ -1,7 +1,5 @@
 """The names of the Redis keys of a lock. Only this module builds them."""
 
-from __future__ import annotations
-
 import functools
 import re
 from typing import NamedTuple, Self
@@ -22,7 +20,7 @@ LONGEST_KEY = 10_000
 _CAPACITIES = frozenset(map(str, range(1, MAX_CAPACITY + 1)))
 _OTHERS = rf"{GIVEN}.*|{MERGED}.*|{REPLACED}.*|{WINDOW}.*|{NOTE}.*|{GONE}.*"
 _KINDS = rf":queued|:pending|:fair|:newest|:line|:fence|:permit:\d+|{_OTHERS}"
-_PART = re.compile(rf"(?P<stem>.*\}})(?P<kind>{_KINDS})", re.DOTALL).fullmatch
+_PART = rf"(?P<stem>.*\}})(?P<kind>{_KINDS})"
 
 
 class Share(NamedTuple):
@@ -142,7 +140,7 @@ class LockPart(NamedTuple):
     @classmethod
     def of(cls, key: str) -> Self | None:
         """Return which part of which lock `key` is; None if it holds no token: a line, a fencing number, a note."""
-        found = _PART(key)
+        found = re.fullmatch(_PART, key, re.DOTALL)
         if found is None:
             return cls(key, key)
         stem, kind = found["stem"], found["kind"].split(":")[1]

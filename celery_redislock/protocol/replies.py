@@ -1,7 +1,5 @@
 """What the replies of the scripts mean to their callers."""
 
-from __future__ import annotations
-
 from typing import NamedTuple, Self
 
 from celery_redislock.errors import LockInfo

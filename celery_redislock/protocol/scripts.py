@@ -4,8 +4,6 @@ A script's reply is a list whose first item is a `Tag`; a renewal's is one tag f
 without the list: Redis takes about a microsecond to turn a Lua table into a reply.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from enum import Enum

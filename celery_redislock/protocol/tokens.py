@@ -6,8 +6,6 @@ replaces it come last. The scripts read the state; the nonce, which tells who ow
 whether a message is a copy of the holder's. lua/prelude.lua has that code.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -22,73 +22,69 @@ if TYPE_CHECKING:
     R = TypeVar("R")
     IsBound = TypeVar("IsBound", Literal[True], Literal[False], default=Literal[False])
 
+    class TaskOptions(TypedDict, total=False):
+        """What `locked_task` accepts: the options of a `LockedTask`, and Celery's own."""
 
-class TaskOptions(TypedDict, total=False):
-    """What `locked_task` accepts: the options of a `LockedTask`, and Celery's own."""
+        lock_args: Sequence[str] | set[str] | frozenset[str] | None
+        lock_key: str | Sequence[str] | Callable[[Mapping[str, Any]], str | Sequence[str]] | None
+        lock_also: Sequence[Also]
+        lock_scope: Scope
+        lock_on_conflict: ConflictPolicy | None
+        lock_lease: float
+        lock_max_hold: float | None
+        lock_wait_for: float | None
+        lock_block_for: float
+        lock_hold_on_retry: bool
+        lock_cooldown: float
+        lock_window: float | None
+        lock_arguments: Arguments
+        lock_debounce: float | None
+        lock_debounce_max: float | None
+        lock_queue_ttl: float
+        lock_on_lost: OnLost
+        lock_on_outage: OnOutage
+        lock_limit: int | Callable[[Mapping[str, Any]], int]
+        lock_rate: str | tuple[int, float] | Callable[[Mapping[str, Any]], str | tuple[int, float]] | None
+        lock_fair: str | None
+        lock_weight: float | Callable[[Mapping[str, Any]], float]
+        lock_fence: bool
 
-    lock_args: Sequence[str] | set[str] | frozenset[str] | None
-    lock_key: str | Sequence[str] | Callable[[Mapping[str, Any]], str | Sequence[str]] | None
-    lock_also: Sequence[Also]
-    lock_scope: Scope
-    lock_on_conflict: ConflictPolicy | None
-    lock_lease: float
-    lock_max_hold: float | None
-    lock_wait_for: float | None
-    lock_block_for: float
-    lock_hold_on_retry: bool
-    lock_cooldown: float
-    lock_window: float | None
-    lock_arguments: Arguments
-    lock_debounce: float | None
-    lock_debounce_max: float | None
-    lock_queue_ttl: float
-    lock_on_lost: OnLost
-    lock_on_outage: OnOutage
-    lock_limit: int | Callable[[Mapping[str, Any]], int]
-    lock_rate: str | tuple[int, float] | Callable[[Mapping[str, Any]], str | tuple[int, float]] | None
-    lock_fair: str | None
-    lock_weight: float | Callable[[Mapping[str, Any]], float]
-    lock_fence: bool
-
-    name: str
-    base: type[LockedTask[..., Any]]
-    shared: bool
-    lazy: bool
-    typing: bool
-    pydantic: bool
-    pydantic_strict: bool
-    pydantic_context: dict[str, Any] | None
-    pydantic_dump_kwargs: dict[str, Any] | None
-    autoretry_for: Sequence[type[BaseException]]
-    dont_autoretry_for: Sequence[type[BaseException]]
-    retry_kwargs: dict[str, Any]
-    retry_backoff: bool | int
-    retry_backoff_max: int
-    retry_jitter: bool
-    max_retries: int | None
-    default_retry_delay: float
-    acks_late: bool
-    acks_on_failure_or_timeout: bool
-    reject_on_worker_lost: bool
-    ignore_result: bool
-    store_errors_even_if_ignored: bool
-    store_eager_result: bool
-    track_started: bool
-    send_events: bool
-    trail: bool
-    throws: tuple[type[Exception], ...]
-    time_limit: float | None
-    soft_time_limit: float | None
-    rate_limit: str | float | None
-    expires: float | datetime | None
-    priority: int | None
-    queue: str | None
-    serializer: str
-    compression: str | None
-    resultrepr_maxsize: int
-
-
-if TYPE_CHECKING:
+        name: str
+        base: type[LockedTask[..., Any]]
+        shared: bool
+        lazy: bool
+        typing: bool
+        pydantic: bool
+        pydantic_strict: bool
+        pydantic_context: dict[str, Any] | None
+        pydantic_dump_kwargs: dict[str, Any] | None
+        autoretry_for: Sequence[type[BaseException]]
+        dont_autoretry_for: Sequence[type[BaseException]]
+        retry_kwargs: dict[str, Any]
+        retry_backoff: bool | int
+        retry_backoff_max: int
+        retry_jitter: bool
+        max_retries: int | None
+        default_retry_delay: float
+        acks_late: bool
+        acks_on_failure_or_timeout: bool
+        reject_on_worker_lost: bool
+        ignore_result: bool
+        store_errors_even_if_ignored: bool
+        store_eager_result: bool
+        track_started: bool
+        send_events: bool
+        trail: bool
+        throws: tuple[type[Exception], ...]
+        time_limit: float | None
+        soft_time_limit: float | None
+        rate_limit: str | float | None
+        expires: float | datetime | None
+        priority: int | None
+        queue: str | None
+        serializer: str
+        compression: str | None
+        resultrepr_maxsize: int
 
     class Decorator(Generic[IsBound]):
         """Turns a function into a `LockedTask`; with ``bind=True``, one whose first parameter is the task."""
