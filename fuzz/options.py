@@ -20,6 +20,8 @@ KEYS = ("a", "b", "c")
 LONGEST = 3.0
 #: The window of a task: no shorter than its lease.
 WINDOW = 4.0
+#: The `lock_max_hold` of a task: a lease later, its body goes on without the lock.
+MAX_HOLD = 0.5
 Options = dict[str, Any]
 _SOME: Options = {"lock_args": ["key"]}
 _MERGING: Options = {"lock_scope": "queue", "lock_arguments": "latest"}
@@ -190,6 +192,8 @@ def _drawn(chance: random.Random) -> Iterator[tuple[str, Any]]:
         yield "lock_wait_for", chance.choice([1.0, 4.0])
     if happens(0.1):
         yield "lock_fence", True
+    if happens(0.1):
+        yield "lock_max_hold", MAX_HOLD
     if happens(0.2):
         yield "lock_on_lost", "abort"
     if happens(0.3):

@@ -13,7 +13,7 @@ from chaos import excuses
 from chaos.excuses import STOPS
 from chaos.faults import FAULTS, RESTART
 from chaos.story import Line
-from chaos.windows import AT_ONCE
+from chaos.windows import AT_ONCE, NEVER
 from fuzz import endings
 from fuzz.endings import AWAY
 from fuzz.facts import Accepted, Body, Facts
@@ -22,6 +22,8 @@ from promises import Excuse, Promise
 
 #: A process may go on to take the lock server for down for so many seconds: until its next check.
 STILL_DOWN = 5.0 + AT_ONCE
+#: Why a lock is lost, as the log says it, when its `lock_max_hold` is over.
+GIVEN_UP = "held for longer than lock_max_hold"
 #: Between the grant of a rate's permit and the first line of its body, on a busy machine.
 LATE = 0.5
 
@@ -89,6 +91,16 @@ def unlocked(facts: Facts, excused: Excused) -> Iterator[Violation]:
 def _may_be_unlocked(facts: Facts, body: Body) -> bool:
     asks = "run" in {spec.option("lock_on_outage") for spec in facts.specs(body.task)}
     return asks and bool(facts.story.strikes(AWAY, body.run.start - STILL_DOWN, body.run.start))
+
+
+def given_up(facts: Facts, excused: Excused) -> Iterator[Violation]:
+    """A run gives its lock up and goes on only if its task has a `lock_max_hold`, and not before that is over."""
+    for body in facts.bodies:
+        reasons = {line["reason"] for line in facts.story.events("lost") if line["at"] == body.run.noticed}
+        allowed = {spec.option("lock_max_hold") for spec in facts.specs(body.task)} - {None}
+        if GIVEN_UP in reasons and body.run.noticed < body.run.start + min(allowed, default=NEVER):
+            ids = (body.run.task_id,)
+            yield Violation(Promise.AT_MOST_N, f"{body.run.task_id} of {body.task} gives its lock up too early", ids)
 
 
 def rates(facts: Facts, excused: Excused) -> Iterator[Violation]:
@@ -258,7 +270,8 @@ def one_job(facts: Facts, excused: Excused) -> Iterator[Violation]:
         if is_over or struck or not facts.has_its_own_slot(first):
             continue
         ids = (first.task_id, second.task_id)
-        if any(body.run.end > second.returned_at for body in facts.bodies_of(first.task_id)):
+        held_until = [min(body.run.end, body.run.noticed) for body in facts.bodies_of(first.task_id)]
+        if any(until > second.returned_at for until in held_until):
             yield Violation(Promise.ONE_JOB, f"{second.part.name} was sent while {first.part.name} had not ended", ids)
         if None not in facts.options(first, "lock_window") and second.returned_at < first.asked_at + WINDOW:
             what = f"{second.part.name} was sent in the window of {first.part.name}"
@@ -319,6 +332,7 @@ def no_errors(facts: Facts, excused: Excused) -> Iterator[Violation]:
 RULES: tuple[Callable[[Facts, Excused], Iterator[Violation]], ...] = (
     at_most_n,
     unlocked,
+    given_up,
     rates,
     no_twins,
     not_again,

@@ -50,11 +50,14 @@ OPERATIONS = {
     TERMINATE: 2,
     PURGE: 0.5,
 }
+#: What may strike a further worker while it is there.
+TO_VISITORS = (KILL_CHILD, KILL_WORKER, STOP_WORKER, STOP_CHILD, COLD, WARM)
 #: Seconds in which the calls are made and the operations begin.
 SECONDS = 12.0
 CALLERS, POSTS = 4, 2
 PLAIN = "plain"
-#: What a body may take, in seconds. A task without a lock may take longer: shutdowns wait for it.
+#: What a body may take, in seconds. A task without a lock, or with a `lock_max_hold`, may take longer: shutdowns wait
+#: for it, and its lock ends before it.
 TAKES, LONG = (0.0, 0.05, 0.3, 1.0), 4.0
 
 
@@ -212,11 +215,12 @@ class _Maker:
         if spec.options is None:
             return replace(part, seconds=chance.choice([0.3, 0.3, LONG]))
         part = replace(part, options=self._options(spec) if is_alone and chance.random() < 0.3 else {})
+        hangs = spec.option("lock_max_hold") is not None
         if spec.has_all_arguments:  # equal calls
-            return replace(part, seconds=0.3)
+            return replace(part, seconds=LONG if hangs else 0.3)
         does = chance.choices(["returns", "fails", "retries"], [12, 1, 2])[0]
         times = chance.randint(1, 2) if does == "retries" else 0
-        return replace(part, does=does, times=times, seconds=chance.choice(TAKES))
+        return replace(part, does=does, times=times, seconds=chance.choice((*TAKES, LONG) if hangs else TAKES))
 
     def _options(self, spec: Spec) -> dict[str, Any]:
         chance = self._chance

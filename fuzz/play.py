@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import signal
 import threading
 import time
@@ -28,7 +29,7 @@ from chaos.windows import AT_ONCE
 from fuzz import tasks
 from fuzz.canvas import before, canvas
 from fuzz.options import LONGEST, WINDOW
-from fuzz.plan import DEPLOY, GROW, POSTS, PURGE, REVOKE, TERMINATE, VISIT, Call, Life, Operation, Part
+from fuzz.plan import DEPLOY, GROW, POSTS, PURGE, REVOKE, TERMINATE, TO_VISITORS, VISIT, Call, Life, Operation, Part
 from tests.lab.app import Config, make_app
 from tests.lab.ledger import Ledger
 
@@ -214,16 +215,23 @@ class _Player:
             post.end(signal.SIGTERM)
 
     def _visit(self, strike: Strike) -> None:
-        """A further worker joins the queue, and leaves it some seconds later with a warm shutdown."""
+        """A further worker joins the queue, may be struck by a fault, and leaves the queue with a warm shutdown."""
         folder = self._stage.folder / f"post{POSTS + len(self._visitors)}"
         visitor = Post(self._config(self._stage.config, self._deployed), folder, APP)
         self._visits.callback(visitor.close)
         self._visitors.append(visitor)
 
+        chance = random.Random(strike.seed)
+        name = chance.choice((None, *TO_VISITORS))
+
         def stay() -> None:
             visitor.start()
             self._ledger.write({"event": "visit", "worker": visitor.worker.process.pid, "at": time.monotonic()})
-            time.sleep(STAY + strike.seed % LONGER)
+            time.sleep(STAY)
+            if name is not None:
+                _, act = FAULTS[name]
+                act(self._stage, visitor, name, chance)
+            time.sleep(strike.seed % LONGER)
             visitor.replace_dead()  # an error in kombu may have ended it
             self._end(visitor)
 

@@ -10,8 +10,8 @@ import pytest
 from chaos.faults import KILL_CHILD, REFUSE, RESTART, SHRINK, STOP_WORKER, WARM
 from fuzz.canvas import ALONE, before
 from fuzz.facts import Facts
-from fuzz.options import WINDOW, Locks, Spec, locks_of, refusal
-from fuzz.oracle import judge
+from fuzz.options import MAX_HOLD, WINDOW, Locks, Spec, locks_of, refusal
+from fuzz.oracle import GIVEN_UP, judge
 from fuzz.plan import PLAIN, Call, Life, Part, random_life
 from promises import Promise
 from tests.lab.ledger import Ledger
@@ -159,6 +159,20 @@ def test_a_run_without_its_lock_is_found_unless_its_task_asks_for_that_in_an_out
         story.call(name)
     story.run("x", 1.0, 2.0, limits={}, unlocked=True)
     story.run("y", 1.5, 2.5)
+    assert story.broken() == ([Promise.AT_MOST_N] if is_broken else [])
+
+
+@pytest.mark.parametrize(
+    ("max_hold", "noticed", "is_broken"), [(None, 4.0, True), (MAX_HOLD, 4.0, False), (MAX_HOLD, 1.2, True)]
+)
+def test_a_lock_is_given_up_only_when_its_max_hold_is_over(of, max_hold, noticed, is_broken):
+    story = of({"lock_max_hold": max_hold, "lock_scope": "job"})
+    story.call("x")
+    story.run("x", 1.0, 7.0)
+    lost = {"event": "lost", "task_id": "x", "pid": 110, "at": noticed, "reason": GIVEN_UP, "key": "t"}
+    story.ledger.write(lost)
+    story.call("y", 4.5)  # in scope job: what has no lock any more holds nobody up
+    story.run("y", 5.0, 5.5)
     assert story.broken() == ([Promise.AT_MOST_N] if is_broken else [])
 
 
