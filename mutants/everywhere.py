@@ -28,12 +28,11 @@ from .mutant import ROOT
 from .operators import Change, changes
 
 PACKAGE = "celery_redislock"
-#: The modules that are changed, and the files in tests/unit and tests/integration that are about them. The commands are
-#: only held against a real server: what they say is what the scripts understand.
+#: The modules that are changed, and the files in tests/unit and tests/integration that are about them.
 MODULES = {
     **dict.fromkeys(("protocol/tokens.py", "protocol/names.py"), ("tokens", "names", "hold", "decisions")),
     "protocol/hold.py": ("hold", "decisions"),
-    "protocol/commands.py": ("hold", "fence", "limit", "line", "rate", "store"),
+    "protocol/commands.py": ("commands", "hold", "fence", "limit", "line", "rate", "store"),
     "protocol/replies.py": ("replies", "hold", "decisions", "tokens", "observer", "cli"),
     "protocol/several.py": ("several",),
     **dict.fromkeys(
