@@ -70,11 +70,16 @@ class Everywhere:
         """Learn what each test runs, then try out all changes."""
         if session.testsfailed:
             return True
-        for item in session.items:
-            self._learn(item)
-        for one in gc.get_objects():  # what the tests have cached must not hide a change
-            if isinstance(one, functools._lru_cache_wrapper) and (one.__module__ or "").startswith(PACKAGE):
-                one.cache_clear()
+        caches = [
+            one
+            for one in gc.get_objects()
+            if isinstance(one, functools._lru_cache_wrapper) and (one.__module__ or "").startswith(PACKAGE)
+        ]
+        for item in (*session.items, None):
+            for cache in caches:  # what a test has cached must hide no line from the next one, and no change
+                cache.cache_clear()
+            if item is not None:
+                self._learn(item)
         gc.collect()
         gc.freeze()
         print(f"\n{len(session.items)} tests, {sum(self._seconds.values()):.0f} s", file=sys.__stderr__, flush=True)

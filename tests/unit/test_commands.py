@@ -109,8 +109,8 @@ def test_what_a_merge_sends(call, letters, more):
 
 
 def test_what_a_replace_sends():
-    command = commands.replace(KEY, RESERVES, 9.0, ["s"])
-    assert command == (scripts.REPLACE, (KEY, LINE, QUEUED), (b"~" + NONCE.encode(), "9000", " s "))
+    command = commands.replace(KEY, RESERVES, 9.0, ["s", "t"])
+    assert command == (scripts.REPLACE, (KEY, LINE, QUEUED), (b"~" + NONCE.encode(), "9000", " s  t "))
 
 
 @pytest.mark.parametrize(
