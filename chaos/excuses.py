@@ -87,11 +87,13 @@ def of_loss(story: Story, loss: Line) -> Excuse | None:
 def of_another_run(story: Story, earlier: list[Run], run: Run) -> Excuse | None:
     """Why an attempt that had begun before ran again."""
     first = earlier[-1]
-    if not any(story.is_done(other) for other in earlier):
+    finished = [other for other in earlier if story.is_done(other)]
+    if not finished:
         ended = first.end + AT_ONCE
         cold = story.strikes((COLD,), first.start, ended, first.pid)
-        return Excuse.UNFINISHED if cold or story.deaths.get(first.pid, NEVER) <= ended else None
-    first = [other for other in earlier if story.is_done(other)][-1]
+        if cold or story.deaths.get(first.pid, NEVER) <= ended:
+            return Excuse.UNFINISHED
+    first = [first, *finished][-1]  # where none has finished, an error has ended the body, such as LockLost
     ack = ACK * (3 if first.key.startswith((SEVERAL, SHARED)) else 1)  # each of three keys is released by itself
     if run.start < first.end:
         return Excuse.WENT_ON if _lost_its_lock(story, first, run) else None

@@ -72,8 +72,8 @@ class Story:
     def end(self, task_id, state, result):
         self.ledger.write({"event": "final", "task_id": task_id, "state": state, "result": result})
 
-    def run(self, task_id, start, end, *, items=None, retries=0, limits=None, rates=None, pid=None, **more):
-        """A run of a body, which came to its end; without one, its child died first."""
+    def run(self, task_id, start, end, *, items=None, retries=0, limits=None, rates=None, pid=None, done=True, **more):
+        """A run of a body, which came to its end, or an error ended it; without an end, its child died first."""
         pid = pid or 100 + int(start * 10)
         who = {"task_id": task_id, "pid": pid}
         run = {**who, "key": task_id, "item": f"{task_id}/{retries}", "start": start}
@@ -84,7 +84,8 @@ class Story:
         if end is None:
             self.ledger.died(pid, start + 0.1)
         else:
-            self.ledger.write({"event": "done", **who, "at": end})
+            if done:
+                self.ledger.write({"event": "done", **who, "at": end})
             self.ledger.write({"event": "end", **run, "end": end})
 
     def fault(self, name, start, end, *pids):
@@ -207,6 +208,15 @@ def test_an_attempt_that_runs_again_is_found(story):
     story.run("x", 1.0, 2.0)
     story.run("x", 9.0, 10.0)
     assert story.broken() == [Promise.NOT_AGAIN]
+
+
+def test_an_attempt_that_an_error_has_ended_runs_again_only_if_the_lock_server_lost_its_data(story):
+    story.call("x")
+    story.run("x", 1.0, 2.0, done=False)
+    story.run("x", 3.0, 4.0)
+    assert story.broken() == [Promise.NOT_AGAIN]
+    story.fault(RESTART, 1.5, 1.6)
+    assert story.broken() == []
 
 
 def test_a_fence_that_does_not_grow_is_found(of):
