@@ -20,7 +20,7 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from .requeue import BATCH, hand_over, publish, settle
-from .slots import let_go
+from .slots import drained, let_go
 from .waiting_message import WaitingMessage
 from .worker_port import restore, survive_lost_connections, wrap_soft_shutdown
 
@@ -181,8 +181,8 @@ class Handover:
             self._to_ack.clear()  # the broker delivers the originals again, and they are dropped as copies
             self.restore(requests)
             return
-        for _ in range(len(self._to_ack)):
-            settle(self._to_ack.popleft(), self.shutdown.step)
+        for request in drained(self._to_ack):
+            settle(request, self.shutdown.step)
         if channel is not None:  # in the thread of the shutdown
             hand_over(requests, channel, self.shutdown.step)
         elif requests:
@@ -201,8 +201,7 @@ class Handover:
         Kombu does so only if it can still reach the broker; otherwise the broker waits for the visibility timeout.
         Other brokers redeliver by themselves.
         """
-        while self._to_restore:
-            tag = self._to_restore.popleft()
+        for tag in drained(self._to_restore):
             try:
                 restore(channel_of(consumer), tag)
             except Exception:  # the connection is lost again
@@ -256,8 +255,7 @@ class Handover:
 
     def _ack(self) -> None:
         """Ack the messages that were published again. Called in the worker's event loop."""
-        while self._to_ack and (consumer := self._consumer) is not None:
-            request = self._to_ack.popleft()
+        while (consumer := self._consumer) is not None and (request := next(drained(self._to_ack), None)):
             if request.message.channel is not channel_of(consumer):
                 continue  # its connection is lost: the broker delivers it again, and it is dropped as a copy
             let_go(consumer, request)

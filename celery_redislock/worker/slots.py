@@ -15,9 +15,9 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from celery.utils.quorum_queues import detect_quorum_queues
 from celery.worker import state
@@ -25,6 +25,8 @@ from celery.worker.request import Request
 from kombu.common import QoS
 
 from .worker_port import forget_tag, most_prefetched, run_in_acquired_slot, tags_of
+
+T = TypeVar("T")
 
 #: A slot is held for at most this many seconds: the lock server may be slow, and other messages are ready to run.
 HELD_FOR = 0.25
@@ -233,6 +235,13 @@ class SemaphoreSlots(Slots):
 
     def _start_in_held(self, request: Request) -> None:
         run_in_acquired_slot(self._consumer, request)
+
+
+def drained(items: deque[T]) -> Iterator[T]:
+    """Take the items out one by one. Other threads may do so at the same time."""
+    with suppress(IndexError):
+        while True:
+            yield items.popleft()
 
 
 def scale_up(consumer: Any, wanted: int) -> None:

@@ -182,7 +182,7 @@ class GatedSlots(Slots):
 
     def free(self, starting: int = 0) -> int:
         """See `Slots.free`."""
-        return max(0, self._idle()) + len(self._held)
+        return max(0, self._idle() + len(self._held))
 
 
 class SoloSlots(GatedSlots):

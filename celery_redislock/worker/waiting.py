@@ -25,7 +25,7 @@ from celery_redislock.protocol.names import Demand
 from . import worker_port
 from .children import CHILDREN
 from .handover import Handover, channel_of
-from .slots import SemaphoreSlots, Slots, keep_unacked, let_go, open_windows, scale_up
+from .slots import SemaphoreSlots, Slots, drained, keep_unacked, let_go, open_windows, scale_up
 from .starter import GatedSlots, SoloSlots, Starter
 from .waiting_message import Drop, WaitingMessage, has_ended, must_leave, revoked_among
 from .worker_port import is_behind_semaphore, most_prefetched
@@ -59,10 +59,9 @@ class WaitingRoom(bootsteps.StartStopStep):
         self.overflow = Counter[str]()
         self._consumer: Any = None
         self._rooms: set[Room] = set()
-        #: Messages on their way to the pool, and the one that is being given to it.
+        #: Messages on their way to the pool.
         self._calls: deque[WaitingMessage] = deque()
-        self._in_hand: WaitingMessage | None = None
-        #: Called messages that Celery has reserved, or will reserve once their task has a rate token for them.
+        #: Those with a slot that Celery has reserved, or will reserve once their task has a rate token for them.
         self._called: dict[Request, WaitingMessage] = {}
         #: For each room, the number of its lines whose first waiter lacks only a slot.
         self._wanted: dict[Room, int] = {}
@@ -124,11 +123,7 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     def _next_call(self) -> WaitingMessage | None:
         """Take out one message on its way to the pool. In a shutdown, two threads may do so."""
-        try:
-            self._in_hand = self._calls[0] if self._calls else None
-            return self._calls.popleft()
-        except IndexError:
-            return None
+        return next(drained(self._calls), None)
 
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
         """Register with the event loop. Celery calls this each time the loop starts."""
@@ -216,11 +211,12 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     def is_ready(self, waiting: WaitingMessage) -> bool:
         """Whether the message of `waiting`, if called now, would run at once or as soon as it gets its rate token."""
-        return self._consumer is not None and self._lacks(self._consumer, waiting.group) is None
+        consumer = self._consumer
+        return consumer is not None and self._lacks(consumer, waiting.group) is None
 
     def is_coming(self, request: Request) -> bool:
         """Whether `request`, which was called, is on its way to a child or in the bucket of its task."""
-        is_called = request in self._called or any(one.request is request for one in self._calls.copy())
+        is_called = any(one.request is request for one in self._calls.copy()) or request in self._called
         return is_called or (request in state.reserved_requests and request.time_start is None)
 
     def ends_round(self, room: Room, aside: Mapping[str, int]) -> None:
@@ -242,12 +238,13 @@ class WaitingRoom(bootsteps.StartStopStep):
         """
         if waiting.is_out:
             return "server"
-        return None if self._consumer is None else self._lacks(self._consumer, waiting.group)
+        consumer = self._consumer
+        return None if consumer is None else self._lacks(consumer, waiting.group)
 
     def _lacks(self, consumer: Any, name: str) -> str | None:
-        # Read in this order, a message that moves on meanwhile may count twice but is never missed.
-        on_their_way = {*filter(None, (*self._calls.copy(), self._in_hand))}
+        # A message that moves on meanwhile may be missed: `Slots.take` counts again.
         in_bucket = worker_port.called(consumer, name)
+        on_their_way = self._calls.copy()
         before = in_bucket + sum(one.group == name for one in on_their_way)
         if not worker_port.has_rate_token(consumer, name, before):
             return "rate"
@@ -282,9 +279,8 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     def _run_calls(self) -> float:
         """Run the called messages, end the revoked ones, and share out the slots; return when to do so again."""
-        while self._consumer is not None and (call := self._next_call()):
-            self._run(self._consumer, call)
-        consumer = self._consumer
+        while (consumer := self._consumer) is not None and (call := self._next_call()):
+            self._run(consumer, call)
         if consumer is None:
             return math.inf
         while self._unused_tokens:
@@ -340,7 +336,7 @@ class WaitingRoom(bootsteps.StartStopStep):
             let_go(consumer, request)
             waiting.pass_on()
             return
-        if waiting.called:
+        if waiting.has_slot:
             if not worker_port.has_rate_token(consumer, name, worker_port.called(consumer, name)):
                 waiting.wait_on()
                 return
@@ -358,11 +354,15 @@ class WaitingRoom(bootsteps.StartStopStep):
             self._keep_on(waiting)
 
     def _keep_on(self, waiting: WaitingMessage) -> None:
-        """Put a called message back in line, because another message has taken its slot."""
+        """Put a message back in line, because another message has taken its slot."""
         worker_port.task_ready(waiting.request)
-        keep_unacked(self._consumer, waiting.request)
+        consumer = self._consumer
+        if consumer is not None:
+            keep_unacked(consumer, waiting.request)
         self.give_rate_token_back(waiting.request)
         waiting.wait_on()
+        if self._consumer is None:  # this step was stopped in the meantime
+            self._let_go_of_all()
 
     def give_rate_token_back(self, request: Request) -> None:
         """Give back the rate token that `request` has taken, because its body has not run."""

@@ -79,6 +79,7 @@ class WaitingMessage(Waiter):
 
     Attributes:
         called: Whether it was called to its key, and is to use it or to pass it on.
+        has_slot: Whether it left its line because the worker has a slot for it, which it takes before fetched messages.
     """
 
     # Thousands of messages may wait, so each keeps as little as possible.
@@ -93,6 +94,7 @@ class WaitingMessage(Waiter):
         "claim",
         "deadline",
         "demand",
+        "has_slot",
         "is_asleep",
         "joins",
         "lost_at",
@@ -123,7 +125,7 @@ class WaitingMessage(Waiter):
         self._since = time.monotonic()
         self._published = self.rank if self.rank < FIRST_TURN else header.published or int(header.since * 1e6)
         self._worker = worker
-        self.called = False
+        self.called = self.has_slot = False
         self._runs_in_outage = plan.options.on_outage != "retry"
 
     @property
@@ -206,6 +208,7 @@ class WaitingMessage(Waiter):
                 extra=fields("turn", task=name, task_id=self.request.id, key=self.key),
             )
         self.called = called
+        self.has_slot = self.has_slot or called
         self._worker.end_wait(self)
 
     def pass_on(self) -> None:
@@ -226,6 +229,7 @@ class WaitingMessage(Waiter):
     def wait_on(self) -> None:
         """Return to the line with the same rank, although the message was called; the room passes the key on."""
         self.pass_on()
+        self.has_slot = False
         self._room.enter(self)
 
     def displaced(self) -> None:
@@ -236,8 +240,8 @@ class WaitingMessage(Waiter):
 
     def unavailable(self, error: LockUnavailable) -> None:
         """Run the message in the pool, unless `lock_on_outage` makes it wait until the lock server answers again."""
-        if self._runs_in_outage and self.is_ready():
-            self._room.leave(self)
+        if self._runs_in_outage and self.is_ready() and self._room.withdraw(self):
+            self.has_slot = True
             self.take_turn(called=False)
 
 

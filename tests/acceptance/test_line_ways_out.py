@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 
 import pytest
@@ -17,7 +17,7 @@ from celery_redislock.protocol.names import keys_of
 from tests.acceptance.test_outages import CANNOT, consumes_again
 from tests.conftest import on_every_broker, on_every_queue
 from tests.lab.app import make_app
-from tests.lab.kinds import left_out, needs_one_server
+from tests.lab.kinds import OPTIONS, left_out, needs_one_server
 from tests.lab.servers import Valkey, wait_until, wait_until_stopped
 from tests.lab.wake_ups import A_MINUTE, counts_on_wake_ups, few
 from tests.lab.workers import kept, stands_in_line, waiting_in, waits_for_events
@@ -53,6 +53,12 @@ def each_runs_once(ledger, locks):
         wait_until(lambda: locks.held() == [], "nothing is left", 10)
 
     return wait
+
+
+def prefetched(app):
+    """The prefetch count of the only worker."""
+    (stats,) = app.control.inspect(timeout=5, limit=1).stats().values()
+    return stats["prefetch_count"]
 
 
 def rank_in_line(task, locks):
@@ -345,8 +351,51 @@ def test_in_an_outage_those_who_wait_do_what_lock_on_outage_says_and_leave_room_
             lock_proxy.mend()
     ran = [run.item for run in ledger.runs() if run.key == "k"]
     assert sorted(ran) == ([str(number) for number in range(5)] if policy == "run" else [])
-    if policy == "run":
-        assert ledger.runs()[-1].key == "k", "the stranger has not been the last"
+    app.close()
+
+
+def test_in_an_outage_those_who_wait_for_different_keys_leave_the_room_one_for_each_slot(
+    lock_proxy, config, start_worker, ledger
+):
+    config.settings["redislock_on_outage"] = "run"
+    app = make_app(config)
+    start_worker(1)
+    task, keys = app.tasks["lab.work"], [f"k{number}" for number in range(12)]
+    under_way = 0
+    with ExitStack() as held:
+        for key in keys:
+            held.enter_context(task.lock_for(key))
+        results = [task.delay(key, 0, 0.3) for key in keys]
+        wait_until(lambda: kept(app) == len(keys), "all wait")
+        lock_proxy.refuse()
+        try:
+            while waiting := kept(app):
+                under_way = max(under_way, len(keys) - waiting - len(ledger.runs()))
+            assert [result.get(timeout=20) for result in results] == [0] * len(keys)
+        finally:
+            lock_proxy.mend()
+    assert under_way <= 2, "one that begins, and one that goes back"
+    app.close()
+
+
+def test_messages_that_are_revoked_while_the_lock_server_is_silent_end_once(lock_proxy, config, start_worker):
+    config.settings |= {"redislock_on_outage": "run", "redislock_client_options": {**OPTIONS, "socket_timeout": 2.0}}
+    app = make_app(config)
+    worker = start_worker(1, "--prefetch-multiplier=8")
+    before = prefetched(app)
+    with in_line(app.tasks["lab.work"], worker) as (first, *revoked, last):
+        assert prefetched(app) == before + 5
+        lock_proxy.blackhole()
+        try:
+            first.revoke()  # the room stands for the next one, and waits for an answer
+            wait_until(first.ready, "the first has ended")
+            for one in revoked:
+                one.revoke()
+            wait_until(lambda: all(one.ready() for one in revoked), "the others have ended")
+            assert last.get(timeout=20) == 4
+        finally:
+            lock_proxy.mend()
+    wait_until(lambda: prefetched(app) == before, "each has given up its place in the window once")
     app.close()
 
 

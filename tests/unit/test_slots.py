@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -9,7 +12,7 @@ from unittest.mock import patch
 from celery.concurrency import prefork, solo, thread
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
-from celery_redislock.worker.slots import SemaphoreSlots, slots_of
+from celery_redislock.worker.slots import SemaphoreSlots, drained, slots_of
 from celery_redislock.worker.starter import GatedSlots, Starter
 
 
@@ -144,3 +147,10 @@ def test_a_slot_that_no_message_needs_any_more_goes_back_to_the_semaphore() -> N
     worker.semaphore.release()
     worker.slots.settle(0)
     assert worker.semaphore.value == 2
+
+
+def test_threads_that_take_the_same_items_out_get_each_of_them_once() -> None:
+    items = deque(range(20_000))
+    with ThreadPoolExecutor(4) as pool:
+        taken = [*pool.map(lambda _: [*drained(items)], range(4))]
+    assert sorted(chain.from_iterable(taken)) == [*range(20_000)]
