@@ -129,7 +129,7 @@ def fields(event: str, **about: object) -> dict[str, str]:
 
 def describe(error: BaseException) -> str:
     """An error from redis-py or the broker in one line: its type and message, without a period at the end."""
-    return shown(f"{type(error).__name__}: {error}", LONGEST).rstrip(".")
+    return shown(f"{type(error).__name__}: {error}", LONGEST).rstrip(".: ")
 
 
 class RedisLockError(Exception):

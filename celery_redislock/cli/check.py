@@ -30,10 +30,12 @@ def check(context: click.Context, offline: bool, as_json: bool) -> None:
     app: Celery = context.obj.app
     app.set_default()  # as a worker does
     findings = [*findings_of(app, offline=offline)]
+    locked = sum(isinstance(task, LockAttributes) for name, task in app.tasks.items() if not name.startswith("celery."))
+    if not locked:
+        findings.append(Finding("warning", "no locked task was found: is -A right, and are the task modules imported?"))
     for one in findings:
         click.echo(json.dumps(one._asdict()) if as_json else f"{one.level}: {one.text}")
     errors = sum(one.level == "error" for one in findings)
-    locked = sum(isinstance(task, LockAttributes) for name, task in app.tasks.items() if not name.startswith("celery."))
     problems = f"{counted(errors, 'error')}, {counted(len(findings) - errors, 'warning')}"
     click.echo(f"Checked {counted(locked, 'locked task')}: {problems}.", err=True)
     context.exit(1 if errors else 0)

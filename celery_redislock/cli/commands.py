@@ -67,6 +67,8 @@ def list_(known: Locks, workers: Workers, task: str | None, match: str | None, a
         _print(table(rows, datetime.now(UTC), _size()[0]))
     if missing := _missing(known.counts, rows):
         click.echo(missing, err=True)
+    if not rows and (match or task or chosen["older_than"]):
+        raise Nothing(f"No lock on {known.where} matches; there may be others.")
     if not rows:
         raise Nothing(f"No {'message waits for a lock' if waiting else 'lock is held'} on {known.where}.")
 

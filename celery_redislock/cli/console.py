@@ -77,6 +77,8 @@ def asks(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(Locks(app), Workers(app, timeout), **options)
         except LockConfigError as error:
+            if context.find_root().params.get("app") is None:
+                raise click.UsageError("name the app: celery -A yourapp locks ...") from None
             raise Unavailable(str(error)) from None
         except RedisError as error:
             raise Unavailable(unreachable(app, error)) from None

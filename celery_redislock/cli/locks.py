@@ -99,6 +99,7 @@ class Locks:
     def free(self, key: str) -> str:
         """A sentence about a key that nothing holds. A task's key may have been named without its prefix."""
         lacks = "" if key.startswith(self.prefix) else f"; the keys of tasks begin with {shown(self.prefix)}"
+        lacks += "; `celery locks list | cat` shows whole keys" if "…" in key else ""
         return f"{shown(key)} is free{lacks}."
 
     def of(self, key: str) -> list[Row]:

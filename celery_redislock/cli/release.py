@@ -65,7 +65,7 @@ def release(
         click.echo(f"{len(rows)} would be released; nothing was.")
         return
     if not yes:
-        _ask("Release", len(rows))
+        _ask("Release it?" if len(rows) == 1 else f"Release all {len(rows)}?")
     _release(known, rows)
 
 
@@ -78,45 +78,43 @@ def drop(known: Locks, workers: Workers, key: str, yes: bool) -> None:
     line = WaitingLine(known, workers, key)
     click.echo(line.would_end)
     if not yes:
-        _ask("Drop", line.number)
+        _ask("Drop them?")
     click.echo(f"dropped: {line.drop()}")
     if line.silent:
         raise Refused(f"These workers did not answer; ask again: {', '.join(line.silent)}")
 
 
 class WaitingLine:
-    """The messages that wait for a key, to be dropped.
+    """The messages that wait for a key, and those that may come to wait for it, to be dropped.
 
     Attributes:
-        number: How many there are.
-        would_end: What dropping them means, as a sentence.
-        silent: The workers that did not answer to `drop`.
+        would_end: What dropping them means, in two sentences.
+        silent: The workers that did not answer to `drop`, of those that had answered before.
 
     Raises:
-        Nothing: No message waits.
+        Refused: No worker answered.
         Unavailable: The workers could not be asked.
     """
 
     def __init__(self, known: Locks, workers: Workers, key: str) -> None:
         self._rows, self._workers, self.silent = known.of(key), workers, list[str]()
         self._lock = self._rows[0].part.lock if self._rows else key
-        found = workers.ask("redislock_waiting", {"key": self._lock})
-        self._waiting = {name: len(messages) for name, messages in found.items() if messages}
+        self._found = workers.ask("redislock_waiting", {"key": self._lock})
         if workers.problem:
             raise Unavailable(f"nothing was dropped: {Say.WORKERS_AWAY(error=workers.problem)}")
-        if not self._waiting:
-            raise Nothing(f"No message waits for {shown(self._lock, LONGEST)} in the workers that answered.")
-        self.number = sum(self._waiting.values())
+        if not self._found:
+            raise Refused("Nothing was dropped: no worker answered. Ask again with --timeout 5, or once a worker runs.")
+        numbers = [len(messages) for messages in self._found.values() if messages]
         self.would_end = (
-            f"{counted(self.number, 'message')} in {counted(len(self._waiting), 'worker')} would end as REVOKED, each"
-            " with the rest of its chain and its chord."
+            f"{counted(sum(numbers), 'message')} in {counted(len(numbers), 'worker')} would end as REVOKED, each with"
+            " the rest of its chain and its chord. So would those published before now that come to wait in an hour."
         )
 
     def drop(self) -> int:
         """Drop them, and those that come to wait within an hour. Return how many were dropped."""
         holders = [one.attempt.task_id for row in self._rows if (one := row.token).is_running and one.attempt]
         answers = self._workers.ask("redislock_drop", {"key": self._lock, "spared": holders})
-        self.silent = sorted(self._waiting.keys() - answers.keys())
+        self.silent = sorted(self._found.keys() - answers.keys())
         return sum(answers.values())
 
 
@@ -156,15 +154,13 @@ def answers_of(row: Row, workers: Workers) -> Iterator[str]:
         yield "Its holder is not a run in a worker, so no worker knows about it."
         return
     answers = workers.ask("redislock_task", {"task_id": attempt.task_id}, to=[host])
-    yield from silent([row], answers)
-    if workers.problem:
-        yield Say.WORKERS_AWAY(error=workers.problem)
+    yield from [Say.WORKERS_AWAY(error=workers.problem)] if workers.problem else silent([row], answers)
     for answer in answers.values():
         runs = "RUNS there now" if any(one["is"] == "running" for one in answer) else "does not run there"
         yield f"Its worker {shown(host)} answers: the task {runs}."
 
 
-def _ask(verb: str, count: int) -> None:
+def _ask(question: str) -> None:
     """Ask the user to confirm.
 
     Raises:
@@ -172,7 +168,7 @@ def _ask(verb: str, count: int) -> None:
     """
     if not sys.stdin.isatty():
         raise Refused("Nothing was done: there is no terminal to confirm at. Add --yes to skip that.")
-    if not click.confirm(f"{verb} {'it' if count == 1 else f'all {count}'}?"):
+    if not click.confirm(question):
         raise Refused("Nothing was done.")
 
 

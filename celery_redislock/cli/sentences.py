@@ -64,10 +64,11 @@ class Say(Enum):
     FAILED = "Task {id} FAILED{at} with {error}."
     CHAIN = "In a chain, the tasks after a failed or revoked one get its result and never start."
     HAD_TO_WAIT = """\
-Task {id} HAD TO WAIT: {conflict}. Nothing newer is known, and no worker that answered has its message. Either
+Task {id} HAD TO WAIT: when it last asked, {conflict}. Nothing newer is known; no worker that answered has it. Either
 - it is in the broker's queue, put back by a worker that shut down, or for up to {pause} by a full one; or
 - its worker keeps it or runs it, but does not answer: it is shutting down, too busy or cut off; or
-- its worker is dead: {again}; or
+- its worker died while it waited: {again}; or
+- it got its turn, and its worker died in its run: without acks_late it is lost, so send it again; or
 - it has run, but its result could not be stored: its worker's log says so."""
     RETRIES = "Task {id} HAS STARTED and will RUN AGAIN{after}. No worker that answered has its message yet."
     STARTED = (
@@ -80,7 +81,7 @@ Task {id} HAD TO WAIT: {conflict}. Nothing newer is known, and no worker that an
     HOLDS_SOMEWHERE = "The task HOLDS a lock, but no worker that answered runs it."
     QUEUED = (
         "The task has NOT STARTED: its message is in the broker's queue, in a worker that did not answer, or lost. If"
-        " that worker is dead, {again}."
+        " that worker is dead, {again}. If the queue is empty and no worker is silent, release the key; send it again."
     )
     SENDING = "The task has NOT STARTED: its publisher is sending its message, or died before it could confirm that."
     NEXT_ATTEMPT = "Its key is kept for its next attempt, which no worker that answered has."

@@ -297,7 +297,7 @@ class Why:
             say = Say.NEXT_ATTEMPT if is_next else _TELLS[state]
             yield Said(say(again=redelivery(self._locks.app)), self._locks.to_json(row))
             yield Said(self._locks.held(row, _now()))
-        if any(row.state in RUNNING for row in rows):
+        if self._workers.problem is None and any(row.state in RUNNING for row in rows):
             yield from map(Said, silent(rows, self._answered))
 
     def _unknown(self, result: Result) -> Said:

@@ -100,6 +100,12 @@ def test_an_app_with_nothing_wrong_passes(check: Check, server: Valkey) -> None:
         assert client.keys("redislock*") == []
 
 
+def test_an_app_without_a_locked_task_is_warned_about(check: Check) -> None:
+    done = check("import celery\n\napp = celery.Celery(broker='memory://')\n", "--offline")
+    assert (done.returncode, done.stdout.partition(":")[0]) == (0, "warning")
+    assert done.stderr == "Checked 0 locked tasks: 0 errors, 1 warning.\n"
+
+
 def test_every_mistake_is_reported_and_not_only_the_first(check: Check) -> None:
     done = check(RIGHT + WRONG)
     assert done.returncode == 1

@@ -94,8 +94,7 @@ def test_neither_a_chain_nor_a_chord_of_what_is_dropped_hangs(tasks, app, start_
 def test_it_asks_before_it_drops_and_says_what_would_end(tasks, app, start_worker, held, cli, gate):
     start_worker(2)
     _, key = held()
-    assert (said := cli("drop", key)).exit_code == 1
-    assert said.stderr == f"No message waits for {key} in the workers that answered.\n"
+    assert cli("drop", key).stdout.startswith("0 messages in 0 workers would end as REVOKED")
     waits = tasks.work.delay("k", "waits")
     wait_until(lambda: kept(app) == 1, "it waits")
     said = cli("drop", key)
@@ -131,6 +130,22 @@ def test_an_older_message_that_comes_to_wait_later_is_dropped_and_a_newer_one_is
     assert not newer.ready()
     gate.open()
     assert (first.get(timeout=20), newer.get(timeout=20)) == ("first", "newer")
+
+
+def test_a_message_that_no_worker_has_received_is_dropped_though_none_waits_yet(
+    tasks, app, config, start_worker, held, cli, drop, gate
+):
+    nothing = cli("drop", "redislock:{k}", "--yes", "--timeout", "0.1")
+    assert (nothing.exit_code, "no worker answered" in nothing.stderr) == (3, True)
+    start_worker(2)
+    _, key = held()
+    app.control.cancel_consumer(config.queue, reply=True, timeout=5, limit=1)
+    older = tasks.work.delay("k", "older")
+    drop(key, 0)
+    app.control.add_consumer(config.queue, reply=True, timeout=5, limit=1)
+    with pytest.raises(TaskRevokedError, match=DROPPED):
+        older.get(timeout=20)
+    gate.open()
 
 
 def test_a_message_that_may_be_a_copy_of_the_holders_is_spared(tasks, app, start_worker, held, drop, gate):
