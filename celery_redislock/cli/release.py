@@ -107,7 +107,8 @@ class WaitingLine:
         numbers = [len(messages) for messages in self._found.values() if messages]
         self.would_end = (
             f"{counted(sum(numbers), 'message')} in {counted(len(numbers), 'worker')} would end as REVOKED, each with"
-            " the rest of its chain and its chord. So would those published before now that come to wait in an hour."
+            " the rest of its chain and its chord. So would those published before now that come to wait within an"
+            " hour."
         )
 
     def drop(self) -> int:
