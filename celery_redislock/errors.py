@@ -146,16 +146,17 @@ class LockConflict(RedisLockError, LockError):
     Args:
         key: The key in Redis.
         holder: Who holds the key, as a `LockInfo` or its `plain` values; None if unknown.
+        waited: The `lock_wait_for` that is over, in seconds; None if the run has not waited in line for that long.
     """
 
     #: Whether the run that it ends asked for it, by the policy ``raise``.
     is_expected = False
 
-    def __init__(self, key: str, holder: LockInfo | Sequence[Any] | None = None) -> None:
-        self.key = key
+    def __init__(self, key: str, holder: LockInfo | Sequence[Any] | None = None, waited: float | None = None) -> None:
+        self.key, self.waited = key, waited
         self.holder = LockInfo.of(holder) if holder else None
         super().__init__(str(self), self.key)
-        self.args = (self.key, self.holder and self.holder.plain)
+        self.args = (self.key, self.holder and self.holder.plain, *(() if waited is None else (waited,)))
 
     @property
     def holders(self) -> tuple[LockInfo, ...]:
@@ -164,7 +165,8 @@ class LockConflict(RedisLockError, LockError):
 
     def __str__(self) -> str:
         held = f"held by {self.holder.who}" if self.holder else "already held"
-        return f"the lock {shown(self.key, LONGEST)} is {held}"
+        gave_up = "" if self.waited is None else f"; gave up after {shown(str(self.waited))} s in line (lock_wait_for)"
+        return f"the lock {shown(self.key, LONGEST)} is {held}{gave_up}"
 
 
 class LockLost(RedisLockError, LockNotOwnedError):

@@ -43,7 +43,7 @@ class Fail(NamedTuple):
 
     def error(self, message: Message, holder: LockInfo) -> LockConflict:
         """The error of the run. The task expects it, unless the message has only waited for too long."""
-        error = LockConflict(holder.key, holder)
+        error = LockConflict(holder.key, holder, message.options.wait_for if self.is_late else None)
         if not self.is_late:
             error.is_expected = True
             expect(type(message.task), Expected)

@@ -194,6 +194,7 @@ def test_after_lock_wait_for_it_fails_naming_the_holder(config, start_worker, le
     with pytest.raises(LockConflict) as caught:
         result.parent.get(timeout=20)
     assert caught.value.holder.task_id == holder.id
+    assert str(caught.value).endswith("; gave up after 0.2 s in line (lock_wait_for)")
     with pytest.raises(LockConflict):
         result.get(timeout=20)
     wait_until(lambda: [run.key for run in ledger.runs()] == ["k", "plain"], "the errback ran, and no more")

@@ -34,6 +34,7 @@ ERRORS: dict[str, RedisLockError] = {
     "conflict with a task": LockConflict(KEY, HOLDER),
     "conflict with no task": LockConflict(KEY, OUTSIDE),
     "conflict with somebody": LockConflict(KEY),
+    "conflict after a wait": LockConflict(KEY, HOLDER, 0.5),
     "lost": LockLost(KEY),
     "lost for a reason": LockLost(KEY, "its key was deleted"),
     "unavailable": LockUnavailable(KEY),
@@ -47,7 +48,7 @@ every_error = pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
 def assert_same(rebuilt: Any, error: RedisLockError) -> None:
     assert type(rebuilt) is type(error)
     assert str(rebuilt) == str(error)
-    for name in ("key", "holder", "reason", "lock_name"):
+    for name in ("key", "holder", "waited", "reason", "lock_name"):
         assert getattr(rebuilt, name, None) == getattr(error, name, None)
     holder = getattr(rebuilt, "holder", None)
     if holder is not None:
@@ -135,6 +136,7 @@ def test_each_error_is_one_kind_alone() -> None:
 def test_a_conflict_names_the_key_and_the_holder() -> None:
     assert str(LockConflict(KEY, HOLDER)) == f"the lock {KEY} is held by task an id on celery@host"
     assert str(LockConflict(KEY)) == f"the lock {KEY} is already held"
+    assert str(LockConflict(KEY, None, 2)).endswith("is already held; gave up after 2 s in line (lock_wait_for)")
 
 
 def test_a_loss_and_an_outage_name_the_key_and_the_reason() -> None:
