@@ -92,6 +92,7 @@ class WaitingLine:
         silent: The workers that did not answer to `drop`, of those that had answered before.
 
     Raises:
+        Nothing: The key is free, and no message waits for it.
         Refused: No worker answered.
         Unavailable: The workers could not be asked.
     """
@@ -104,6 +105,8 @@ class WaitingLine:
             raise Unavailable(f"nothing was dropped: {Say.WORKERS_AWAY(error=workers.problem)}")
         if not self._found:
             raise Refused("Nothing was dropped: no worker answered. Ask again with --timeout 5, or once a worker runs.")
+        if not self._rows and not any(self._found.values()):
+            raise Nothing(known.free(self._lock))
         numbers = [len(messages) for messages in self._found.values() if messages]
         self.would_end = (
             f"{counted(sum(numbers), 'message')} in {counted(len(numbers), 'worker')} would end as REVOKED, each with"

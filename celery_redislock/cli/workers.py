@@ -62,7 +62,7 @@ class Workers:
                 waits=self._timeout,
             )
         except Exception as error:  # noqa: BLE001 - errors from the broker's library
-            self.problem = f"{describe(error)}; check the broker {self._app.connection_for_write().as_uri()}"
+            self.problem = f"{describe(error)}; check broker_url"
             return {}
         self.problem = None
         answers = [one for reply in replies or () if isinstance(reply, dict) for one in reply.items()]

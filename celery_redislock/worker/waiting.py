@@ -211,8 +211,7 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     def is_ready(self, waiting: WaitingMessage) -> bool:
         """Whether the message of `waiting`, if called now, would run at once or as soon as it gets its rate token."""
-        consumer = self._consumer
-        return consumer is not None and self._lacks(consumer, waiting.group) is None
+        return (consumer := self._consumer) is not None and self._lacks(consumer, waiting.group) is None
 
     def is_coming(self, request: Request) -> bool:
         """Whether `request`, which was called, is on its way to a child or in the bucket of its task."""
@@ -238,8 +237,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         """
         if waiting.is_out:
             return "server"
-        consumer = self._consumer
-        return None if consumer is None else self._lacks(consumer, waiting.group)
+        return None if (consumer := self._consumer) is None else self._lacks(consumer, waiting.group)
 
     def _lacks(self, consumer: Any, name: str) -> str | None:
         # A message that moves on meanwhile may be missed: `Slots.take` counts again.
@@ -356,8 +354,7 @@ class WaitingRoom(bootsteps.StartStopStep):
     def _keep_on(self, waiting: WaitingMessage) -> None:
         """Put a message back in line, because another message has taken its slot."""
         worker_port.task_ready(waiting.request)
-        consumer = self._consumer
-        if consumer is not None:
+        if (consumer := self._consumer) is not None:
             keep_unacked(consumer, waiting.request)
         self.give_rate_token_back(waiting.request)
         waiting.wait_on()

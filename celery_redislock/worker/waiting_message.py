@@ -19,7 +19,7 @@ from celery_redislock.errors import LockUnavailable, fields, run_named
 from celery_redislock.line.waiters import Waiter
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.policy import Place
-from celery_redislock.policy.wait import LONGEST_PAUSE_WHILE_FULL, SHORTEST_PAUSE
+from celery_redislock.policy.wait import LONGEST_PAUSE, LONGEST_PAUSE_WHILE_FULL, SHORTEST_PAUSE
 from celery_redislock.protocol.names import FIRST_TURN
 from celery_redislock.protocol.replies import info_of
 from celery_redislock.protocol.tokens import RESERVED, Token, known_by
@@ -85,9 +85,9 @@ class WaitingMessage(Waiter):
     # Thousands of messages may wait, so each keeps as little as possible.
     __slots__ = (
         "_asks_if_cooling",
+        "_leaves_at",
         "_published",
         "_room",
-        "_runs_in_outage",
         "_since",
         "_worker",
         "called",
@@ -126,7 +126,9 @@ class WaitingMessage(Waiter):
         self._published = self.rank if self.rank < FIRST_TURN else header.published or int(header.since * 1e6)
         self._worker = worker
         self.called = self.has_slot = False
-        self._runs_in_outage = plan.options.on_outage != "retry"
+        # If runs get an answer and the room does not, a message comes back each time. Its pauses here spare the slots.
+        pause = header.delay(SHORTEST_PAUSE, LONGEST_PAUSE) if header.times > 1 else 0.0
+        self._leaves_at = math.inf if plan.options.on_outage == "retry" else self._since + pause
 
     @property
     def call(self) -> bytes | None:
@@ -240,7 +242,7 @@ class WaitingMessage(Waiter):
 
     def unavailable(self, error: LockUnavailable) -> None:
         """Run the message in the pool, unless `lock_on_outage` makes it wait until the lock server answers again."""
-        if self._runs_in_outage and self.is_ready() and self._room.withdraw(self):
+        if time.monotonic() >= self._leaves_at and self.is_ready() and self._room.withdraw(self):
             self.has_slot = True
             self.take_turn(called=False)
 

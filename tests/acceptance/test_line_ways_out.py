@@ -378,6 +378,27 @@ def test_in_an_outage_those_who_wait_for_different_keys_leave_the_room_one_for_e
     app.close()
 
 
+def test_those_who_wait_for_a_key_whose_line_is_refused_leave_the_slots_to_others(config, start_worker, locks):
+    """Their runs find the key held: they must not come back at once, again and again."""
+    config.settings["redislock_on_outage"] = "run"
+    app = make_app(config)
+    worker = start_worker(1)
+    task = app.tasks["lab.work"]
+    with task.lock_for("k"):
+        locks.client.set(keys_of(task.lock_for("k").key).line, "no line")
+        waiting = [task.delay("k", number) for number in range(3)]
+        wait_until(lambda: worker.output().count("; waiting in line (") >= 3, "all have met the key")
+        try:
+            for _ in range(20):
+                assert app.tasks["lab.plain"].delay().get(timeout=10) == "plain"
+            met = worker.output().count("; waiting in line (")
+        finally:
+            locks.client.delete(keys_of(task.lock_for("k").key).line)
+    assert [one.get(timeout=40) for one in waiting] == [0, 1, 2]
+    assert met < 15
+    app.close()
+
+
 def test_messages_that_are_revoked_while_the_lock_server_is_silent_end_once(lock_proxy, config, start_worker):
     config.settings |= {"redislock_on_outage": "run", "redislock_client_options": {**OPTIONS, "socket_timeout": 2.0}}
     app = make_app(config)
