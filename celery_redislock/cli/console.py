@@ -78,7 +78,7 @@ def asks(command: Callable[..., None]) -> Callable[..., None]:
             command(Locks(app), Workers(app, timeout), **options)
         except LockConfigError as error:
             if context.find_root().params.get("app") is None:
-                raise click.UsageError(f"name the app, as in celery -A yourapp locks list; or {error}") from None
+                raise click.UsageError(f"name the app, as in celery -A yourapp locks list ({error})") from None
             raise Unavailable(str(error)) from None
         except RedisError as error:
             raise Unavailable(unreachable(app, error)) from None
