@@ -193,7 +193,7 @@ def was_delivered_before(request: Mapping[str, Any]) -> bool:
         return False
 
 
-def is_requeued(task: Task[..., Any], outcome: Any) -> bool:
+def is_requeued(task: "Task[..., Any]", outcome: Any) -> bool:
     """Whether a run with this outcome has put its message back into the queue, as `Reject(requeue=True)` does.
 
     A message that was acked early is gone from the broker, so it cannot be put back.

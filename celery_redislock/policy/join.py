@@ -3,6 +3,8 @@
 Outcome: how another task ended, according to the result backend.
 """
 
+from __future__ import annotations
+
 import logging
 from datetime import UTC, datetime
 from enum import Enum, auto
