@@ -354,7 +354,7 @@ def test_in_an_outage_those_who_wait_do_what_lock_on_outage_says_and_leave_room_
     app.close()
 
 
-def test_in_an_outage_those_who_wait_for_different_keys_leave_the_room_one_for_each_slot(
+def test_in_an_outage_messages_for_different_keys_leave_their_lines_one_for_each_slot(
     lock_proxy, config, start_worker, ledger
 ):
     config.settings["redislock_on_outage"] = "run"
@@ -378,7 +378,7 @@ def test_in_an_outage_those_who_wait_for_different_keys_leave_the_room_one_for_e
     app.close()
 
 
-def test_those_who_wait_for_a_key_whose_line_is_refused_leave_the_slots_to_others(config, start_worker, locks):
+def test_messages_for_a_key_whose_line_is_refused_leave_the_slots_to_others(config, start_worker, locks):
     """Their runs find the key held: they must not come back at once, again and again."""
     config.settings["redislock_on_outage"] = "run"
     app = make_app(config)
