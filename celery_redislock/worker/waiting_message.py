@@ -210,7 +210,7 @@ class WaitingMessage(Waiter):
                 extra=fields("turn", task=name, task_id=self.request.id, key=self.key),
             )
         self.called = called
-        self.has_slot = self.has_slot or called
+        self.has_slot |= called
         self._worker.end_wait(self)
 
     def pass_on(self) -> None:
