@@ -62,7 +62,7 @@ def list_(known: Locks, workers: Workers, task: str | None, match: str | None, a
         found = (row for row in found if row.token.since is not None and row.token.since < before)
     rows = sorted(found, key=ORDERS[chosen["sort"]])
     if as_json:
-        _print_json(known, rows)
+        _print(json.dumps(known.to_json(row)) for row in rows)
     elif rows:
         _print(table(rows, datetime.now(UTC), _size()[0]))
     if missing := _missing(known.counts, rows):
@@ -91,7 +91,7 @@ def show(
     rows = with_one_spent(known.of(name))
     held = [row for row in rows if row.state != "free"]
     if as_json:
-        _print_json(known, rows)
+        _print(json.dumps(known.to_json(row)) for row in rows)
     else:
         now = datetime.now(UTC)
         _print(known.held(row, now) for row in held)
@@ -131,7 +131,7 @@ def _line(workers: Workers, counts: Counts, rows: list[Row]) -> Iterator[str]:
     if counts.unasked:
         yield counts.unasked
     else:
-        yield from silent(rows, counts.conflicts)
+        yield from silent(rows, counts.conflicts) or ([] if counts.conflicts else ["No worker answered."])
     if not rows:
         return
     row, inside = rows[0], counts.inside[rows[0].part.lock]
@@ -235,10 +235,6 @@ def _size() -> tuple[int | None, int | None]:
 def _print(lines: Iterable[str]) -> None:
     for line in lines:
         click.echo(line)
-
-
-def _print_json(known: Locks, rows: Iterable[Row]) -> None:
-    _print(json.dumps(known.to_json(row)) for row in rows)
 
 
 for _command in (release, check, drop, web):

@@ -100,6 +100,7 @@ class Locks:
         """A sentence about a key that nothing holds. A task's key may have been named without its prefix."""
         lacks = "" if key.startswith(self.prefix) else f"; the keys of tasks begin with {shown(self.prefix)}"
         lacks += "; `celery locks list | cat` shows whole keys" if "…" in key else ""
+        lacks += "; it is a task's name: try `celery locks show --task`" if key in self.app.tasks else ""
         return f"{shown(key)} is free{lacks}."
 
     def of(self, key: str) -> list[Row]:

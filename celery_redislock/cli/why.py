@@ -170,7 +170,8 @@ class Why:
         if self._workers.problem is not None:
             yield Said(Say.WORKERS_AWAY(error=self._workers.problem))
         if not is_known:
-            raise Nothing(f"The task {shown(self._id)} is unknown.")
+            shortened = "; an id that ends in … is shortened" if "…" in self._id else ""
+            raise Nothing(f"The task {shown(self._id)} is unknown{shortened}.")
 
     def _about(self, state: str, **known: Any) -> dict[str, Any]:
         """What programs get about the task, in the form used for the holder of a lock."""

@@ -367,6 +367,18 @@ def test_a_key_that_is_named_without_its_prefix_is_told_from_a_free_one(tasks, c
             assert found.stderr == answer
         shortened = cli("show", f"{lock.name[:14]}…").stderr
         assert shortened.endswith("… is free; `celery locks list | cat` shows whole keys.\n")
+        assert "it is a task's name: try `celery locks show --task`.\n" in cli("show", "lab.keyed").stderr
+
+
+def test_what_is_shown_of_a_lock_says_if_no_worker_answered(tasks, app, cli, start_worker):
+    with tasks.work.lock_for("k") as lock:
+        assert "No worker answered.\nNothing waits for it.\n" in cli("show", lock.name).stdout
+        start_worker(1)
+        assert "answered" not in cli("show", lock.name, "--timeout", "3").stdout
+
+
+def test_a_shortened_task_id_is_recognized(cli):
+    assert "is unknown; an id that ends in … is shortened.\n" in cli("why", "0b5c7a3e-…").stderr
 
 
 @pytest.mark.parametrize(
