@@ -159,7 +159,7 @@ class Connections:
         self._queue: ConnectionQueue[Connection] = ConnectionQueue()
         self._pid = os.getpid()
         self._is_closed = False
-        # Leave half of the connections in the pool, so that a thread waiting there gets one.
+        # Leave half of the connections in the pool for code that uses the client itself, such as the command line.
         self._max_spare = min(MAX_SPARE, client.connection_pool.max_connections // 2)
 
     def ask(self, command: Command, *, asking: bool = False) -> Reply:

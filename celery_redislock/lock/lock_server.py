@@ -59,10 +59,11 @@ class LockServer:
         self._outage = Outage()
         self.store = ClusterStore(client) if isinstance(client, ClusterClient) else LockStore.of(client, self._outage)
         self.command_time = command_time(client)
-        self.keeper = Keeper(self._store(), self.command_time, self.store)
+        self.keeper = Keeper(self._store(1), self.command_time, self.store)
         self.store.sender.later = self.undo_later
         listens = client if isinstance(client, ClusterClient) else derive(client, 1)
-        self.room = Room(self._store(), listens, keyprefix)
+        # The room uses one connection. Of two, that one is a spare: hand-overs need not go through the pool.
+        self.room = Room(self._store(2), listens, keyprefix)
         self.in_loops: dict[AbstractEventLoop, Any] = {}
         # Lets `behind` find this server for a `Lock` made with the same client.
         servers_of(getattr(client, "connection_pool", client)).setdefault(self.pid, self)
@@ -73,11 +74,11 @@ class LockServer:
         self.room.stop()
         self.store.close()
 
-    def _store(self) -> LockStore:
-        """A store with one connection of its own; on a Cluster, with one to each node."""
+    def _store(self, max_connections: int) -> LockStore:
+        """A store with connections of its own; on a Cluster, with `max_connections` to each node."""
         if isinstance(self.client, ClusterClient):
-            return ClusterStore(self.client, 1)
-        return LockStore.of(derive(self.client, 1), self._outage)
+            return ClusterStore(self.client, max_connections)
+        return LockStore.of(derive(self.client, max_connections), self._outage)
 
     @classmethod
     def behind(cls, client: Any) -> LockServer:
