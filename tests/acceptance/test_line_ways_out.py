@@ -12,18 +12,17 @@ from celery.exceptions import TaskRevokedError
 from celery.worker import WorkController
 
 from celery_redislock import LockConflict, LockLost, LockUnavailable
-from celery_redislock.app import server_of
 from celery_redislock.protocol.names import keys_of
 from tests.acceptance.test_outages import CANNOT, consumes_again
 from tests.conftest import on_every_broker, on_every_queue
 from tests.lab.app import make_app
-from tests.lab.kinds import OPTIONS, left_out, needs_one_server
+from tests.lab.kinds import OPTIONS, TWICE, left_out, needs_one_server
 from tests.lab.servers import Valkey, wait_until, wait_until_stopped
 from tests.lab.wake_ups import A_MINUTE, counts_on_wake_ups, few
-from tests.lab.workers import kept, stands_in_line, waiting_in, waits_for_events
+from tests.lab.workers import client_for, kept, stands_in_line, waiting_in, waits_for_events
 
 #: With these a child waits so long for an answer that it is killed or stopped before it asks again.
-PATIENT = {"socket_timeout": 5.0, "socket_connect_timeout": 5.0}
+PATIENT = dict.fromkeys(OPTIONS, 2.5 if TWICE else 5.0)
 #: With these the Redis broker gives a message again that was not acked for two seconds.
 IMPATIENT = {"visibility_timeout": 2, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
 
@@ -31,8 +30,8 @@ IMPATIENT = {"visibility_timeout": 2, "unacked_restore_interval": 1, "unacked_re
 @contextmanager
 def in_line(task, worker, count=5, key="k", seconds=0.02):
     """The results of messages that wait in the worker, which stands in line for them, until the end of the block."""
-    client = server_of(task.app).client
-    with task.lock_for(key):
+    with task.lock_for(key) as lock:
+        client = client_for(task.app, lock.name)
         results = [task.delay(key, number, seconds) for number in range(count)]
         wait_until(lambda: waiting_in(worker) >= count and kept(task.app) >= count, "all wait")
         wait_until(lambda: stands_in_line(client, task, key), "its room stands with the rank of the first")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import re
 import threading
 from collections import defaultdict
@@ -15,6 +16,7 @@ from celery.exceptions import TaskRevokedError
 from celery_redislock import LockConfigError, LockConflict, LockKeyError, LockLost
 from celery_redislock.signals import lock_acquired
 from tests.conftest import on_every_broker
+from tests.lab.kinds import ON_A_CLUSTER
 from tests.lab.servers import wait_until
 from tests.lab.wake_ups import counts_on_wake_ups
 
@@ -26,25 +28,26 @@ RATE = 60
 @pytest.fixture
 def grants(locks):
     """When the lock server has granted which key to whom, by its own clock."""
-    seen, has_begun = defaultdict(list), threading.Event()
-    client = locks.connect()
-    client.connection_pool.connection_kwargs["socket_timeout"] = None  # else it would stop to listen in a quiet moment
+    seen, begun, servers = defaultdict(list), queue.SimpleQueue(), locks.nodes.primaries if ON_A_CLUSTER else [locks]
 
-    def listen():
+    def listen(client):
+        client.connection_pool.connection_kwargs["socket_timeout"] = None  # else it would stop in a quiet moment
         with suppress(redis.RedisError, OSError, ValueError), client.monitor() as monitor:
             client.ping()
-            has_begun.set()
+            begun.put(client)
             for line in monitor.listen():
                 found = re.match(r"set (\S+?)(:permit:\d+)? #", line["command"], re.IGNORECASE)
                 if line["client_type"] == "lua" and found:
                     seen[found[1].strip("{}")].append(line["time"])
 
-    listener = threading.Thread(target=listen)
-    listener.start()
-    assert has_begun.wait(10)
+    listeners = [threading.Thread(target=listen, args=[server.connect()]) for server in servers]
+    for listener in listeners:
+        listener.start()
+        begun.get(timeout=10)
     yield seen
-    locks.client.client_kill_filter(_type="normal", skipme=True)
-    listener.join()
+    for server, listener in zip(servers, listeners, strict=True):
+        server.client.client_kill_filter(_type="normal", skipme=True)
+        listener.join()
 
 
 def most_in_a_second(times):

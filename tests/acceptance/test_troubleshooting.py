@@ -223,7 +223,7 @@ def test_a_key_whose_process_has_left_ends_by_itself_or_says_that_it_never_does_
     assert "Nothing waits for it." in shown
     assert locks_("release", "redislock:{nightly}", "--yes").exit_code == 0
     free = locks_("show", "redislock:{nightly}")
-    assert (free.exit_code, free.stdout, free.stderr) == (1, "", "redislock:{nightly} is free.\n")
+    assert (free.exit_code, free.stdout, free.stderr) == (1, "No worker answered.\n", "redislock:{nightly} is free.\n")
 
 
 @left_out("it is the broker too", "cluster")

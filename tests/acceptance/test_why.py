@@ -27,7 +27,7 @@ from tests.conftest import every
 from tests.lab.app import make_app
 from tests.lab.kinds import needs_one_server
 from tests.lab.servers import wait_until
-from tests.lab.workers import acked, kept, stands_in_line
+from tests.lab.workers import acked, client_for, kept, stands_in_line
 
 pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")  # of redis-py, to Celery
 
@@ -495,7 +495,7 @@ def test_a_job_whose_message_no_worker_has_yet_is_told_that_its_key_is_kept_and_
     queued = app.tasks["lab.cooling_job"].delay("k")
     why(queued, Say.QUEUED, Say.KEPT, of=app)
     key = app.tasks["lab.cooling_job"].lock_for("k").key
-    server_of(app).client.setrange(key, 0, SENDING)  # as a publisher leaves it that dies before it says more
+    client_for(app, key).setrange(key, 0, SENDING)  # as a publisher leaves it that dies before it says more
     why(queued, Say.SENDING, Say.KEPT, of=app)
     start_worker(1)
     why(queued, Say.COOLS, Say.KEPT, of=app)

@@ -26,6 +26,10 @@ class _Client(RedisCluster):
         """All keys; redis-py tells those of one node."""
         return list(self.scan_iter(match=pattern))
 
+    def pubsub_channels(self, pattern: str = "*", **_: Any) -> Any:
+        """The channels of all nodes; redis-py tells those of one."""
+        return list(super().pubsub_channels(pattern, target_nodes=RedisCluster.PRIMARIES))
+
 
 class ClusterLocks:
     """A Cluster instead of the one lock server, with as much of its interface as the tests need."""
@@ -110,6 +114,9 @@ class Proxies:
 
     def drop_reply(self, *which: Any, **how: Any) -> Fault:
         return self.all[0].drop_reply(*which, **how)
+
+    def drop_first_replies(self, *which: Any, **how: Any) -> Fault:
+        return self.all[0].drop_first_replies(*which, **how)
 
     def drop_command(self, *which: Any, **how: Any) -> Fault:
         return self.all[0].drop_command(*which, **how)

@@ -13,8 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import redis
 from celery import Celery
 
+from celery_redislock.app import server_of
+from celery_redislock.connection.cluster import hash_slot_of
+from celery_redislock.connection.cluster_client import ClusterClient
 from celery_redislock.protocol.names import keys_of
 from tests.lab import nursery
 from tests.lab.app import Config
@@ -149,6 +153,12 @@ def kept(app: Celery, workers: int = 1) -> int:
     """How many messages the main processes of so many workers keep waiting. The children may have told of more."""
     replies = app.control.broadcast("redislock_waiting", reply=True, limit=workers, timeout=5)
     return sum(len(told) for reply in replies or () for told in reply.values())
+
+
+def client_for(app: Celery, key: str) -> redis.Redis:
+    """A client of the lock server that has `key`: of the only one, or of a node of a Cluster."""
+    client = server_of(app).client
+    return client.connect(client.owner(hash_slot_of(key)), 1) if isinstance(client, ClusterClient) else client
 
 
 def stands_in_line(client: Any, task: Any, key: object, workers: int = 1) -> bool:
