@@ -1,10 +1,11 @@
-"""A pool's free connections, and the queue of callers that wait when all connections are in use."""
+"""A pool's free connections, the queue of callers that wait when all are in use, and how one thread wakes another."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from queue import Full
 from typing import Any, Generic, TypeVar
 
@@ -61,14 +62,33 @@ class FreeConnections:
         return len(self.queue)
 
 
+class Wake:
+    """Wakes the one thread that waits for it.
+
+    Not an Event: a time limit that fires inside an Event's methods can leave it locked for good. So can the garbage
+    collector, if it calls `set` in the very thread that waits.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def set(self) -> None:
+        """Wake the thread. If it does not wait now, its next `wait` returns at once."""
+        with suppress(RuntimeError):  # it is set already
+            self._lock.release()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for `set`, for at most so many seconds; return whether it was called since the last `wait`."""
+        return self._lock.acquire(timeout=-1 if seconds > threading.TIMEOUT_MAX else max(0.0, seconds))
+
+
 class QueuedCaller(Generic[T]):
     """A caller in a `ConnectionQueue`."""
 
     def __init__(self) -> None:
         self.gift: T | None = None
-        #: Released to wake the caller. Not an Event: a time limit that fires inside its methods can leave it locked.
-        self.called = threading.Lock()
-        self.called.acquire()
+        self.called = Wake()
 
 
 class ConnectionQueue(Generic[T]):
@@ -97,7 +117,7 @@ class ConnectionQueue(Generic[T]):
         if gift is not None:
             self._moved_at = time.monotonic()
         first.gift = gift
-        first.called.release()
+        first.called.set()
         return True
 
     def add(self, *, first: bool = False) -> QueuedCaller[T]:
@@ -116,11 +136,11 @@ class ConnectionQueue(Generic[T]):
             NoConnectionFree: No caller was given a connection for `patience` seconds.
         """
         since = time.monotonic()
-        while not mine.called.acquire(timeout=patience):
+        while not mine.called.wait(patience):
             if self._moved_at < since:
                 raise NoConnectionFree("No connection available.")
             since = time.monotonic()
-        mine.called.release()
+        mine.called.set()  # for `leave`
         gift, mine.gift = mine.gift, None
         return gift
 
@@ -129,6 +149,6 @@ class ConnectionQueue(Generic[T]):
         try:
             self.callers.remove(mine)
         except ValueError:  # it has been called
-            mine.called.acquire(timeout=1.0)
+            mine.called.wait(1.0)
         gift, mine.gift = mine.gift, None
         return gift

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from redis.exceptions import RedisError
 
+from celery_redislock.connection.pool import Wake
 from celery_redislock.connection.store import LockStore
 from celery_redislock.protocol.hold import Hold
 from celery_redislock.protocol.replies import Renewed
@@ -58,7 +59,7 @@ class Keeper:
         self._command_time = command_time
         self._held: dict[HeldLock, None] = {}
         self._put_off = PutOff(store.outage_of)
-        self._wake = threading.Event()
+        self._wake = Wake()
         self.wake_at = math.inf
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
@@ -81,8 +82,7 @@ class Keeper:
     def look_at(self, lock: HeldLock) -> None:
         """Wake the thread if `lock` is due before the next round. A lock that was removed stays removed."""
         if lock.renew_at < self.wake_at:
-            self._start()
-            self._wake.set()
+            self._wake_up()
 
     def remove(self, lock: HeldLock) -> None:
         """Stop renewing `lock`. A renewal already under way has no effect once the key has another owner or none."""
@@ -92,8 +92,7 @@ class Keeper:
         """Read the answers of `sends_late` soon, unless something else reads them first."""
         self._added = True
         if self.wake_at > time.monotonic() + READ_LATE:
-            self._start()
-            self._wake.set()
+            self._wake_up()
 
     def later(self, key: str, until: float, send: Callable[[LockStore], object]) -> None:
         """Release a key, or give up a reservation, in the keeper's thread as soon as Redis answers.
@@ -104,17 +103,17 @@ class Keeper:
             send: Sends the command through the store it is called with.
         """
         self._put_off.add(Unsent(key, until, partial(send, self._store)))
-        self._start()
-        self._wake.set()
+        self._wake_up()
 
-    def _start(self) -> None:
-        if self._thread is not None:
-            return
-        with self._starting:
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name="redislock-keeper", daemon=True)
-                thread.start()
-                self._thread = thread  # after start(): if no thread can start, the next lock tries again
+    def _wake_up(self) -> None:
+        """Wake the thread, or start it."""
+        if self._thread is None:
+            with self._starting:
+                if self._thread is None:
+                    thread = threading.Thread(target=self._run, name="redislock-keeper", daemon=True)
+                    thread.start()
+                    self._thread = thread  # after start(): if no thread can start, the next lock tries again
+        self._wake.set()
 
     def _run(self) -> None:
         while not self._stopped:
@@ -123,14 +122,13 @@ class Keeper:
             except BaseException:  # even sys.exit(), as in a log handler: the locks must still be renewed
                 logger.exception("the keeper failed; it renews the locks again in a second")
                 pause = 1.0
-            self._wake.wait(None if pause == math.inf else max(0.0, pause))
+            self._wake.wait(pause)
         self._store.close()
 
     def _round(self) -> float:
         """Renew the locks that are due; return the seconds until the next round."""
         # From here on, every `add` wakes the thread, because the copy of `_held` below may miss the added lock.
         self.wake_at = math.inf
-        self._wake.clear()
         now = time.monotonic()
         due = [lock for lock in self._held.copy() if self._is_due(lock, now)]
         for start in range(0, len(due), BATCH):

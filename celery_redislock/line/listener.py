@@ -12,6 +12,7 @@ from typing import Any
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, RedisError
 
+from celery_redislock.connection.pool import Wake
 from celery_redislock.errors import describe
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,8 @@ class Listener:
         self._client = client
         self._channels = channels
         self._on_message = on_message
-        self._stopped = threading.Event()
+        self._stopped = False
+        self._wake = Wake()
         self._failures = 0
         self._said = False
 
@@ -55,10 +57,11 @@ class Listener:
 
     def stop(self) -> None:
         """Stop the thread within about a second."""
-        self._stopped.set()
+        self._stopped = True
+        self._wake.set()
 
     def _run(self) -> None:
-        while not self._stopped.is_set():
+        while not self._stopped:
             pause = self._pause()
             try:
                 self._listen()
@@ -73,13 +76,13 @@ class Listener:
             if self.hears:
                 self.hears, pause = False, SHORTEST_PAUSE
                 self._on_message(None)
-            self._stopped.wait(pause)
+            self._wake.wait(pause)
 
     def _listen(self) -> None:
         with self._client.pubsub() as subscription:
             subscription.subscribe(*self._channels)
             heard_at, asked = time.monotonic(), False
-            while not self._stopped.is_set():
+            while not self._stopped:
                 message = subscription.get_message(timeout=LOOK_EVERY)
                 now = time.monotonic()
                 if message is not None:

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from celery_redislock.connection.outage import Outage
+from celery_redislock.connection.pool import Wake
 from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockUnavailable, shown
 from celery_redislock.protocol import commands, tokens
@@ -101,8 +102,8 @@ class Room:
         self._waiters: dict[Waiter, bool] = {}
         #: What other threads have for the room's thread to do.
         self._inbox: deque[Callable[[], object]] = deque()
-        self._left = threading.Event()
-        self._wake = threading.Event()
+        self._left = Wake()
+        self._wake = Wake()
         self._stopped = False
         self._started = False
         self._starting = threading.Lock()
@@ -166,7 +167,7 @@ class Room:
         """Remove all waiters and leave all lines, within `LEAVING` seconds; return the waiters that were removed."""
         gone = [waiter for waiter in self.waiting() if self.withdraw(waiter)]
         if self._started and not self._stopped:
-            left = self._left = threading.Event()
+            left = self._left = Wake()
             self._heard(None)
             left.wait(LEAVING)
         return gone
@@ -203,12 +204,11 @@ class Room:
                 logger.exception("handling the waiting messages of this process failed; trying again in a second")
                 pause = SHORT_LOOK
                 self._lines.hear(None)
-            self._wake.wait(None if pause == math.inf else max(0.0, pause))
+            self._wake.wait(pause)
         self._store.close()
 
     def _round(self) -> float:
         """Check the lines that are due; return the seconds until the next round."""
-        self._wake.clear()
         left = self._left
         for _ in range(len(self._inbox)):
             self._inbox.popleft()()

@@ -21,6 +21,7 @@ from celery_redislock.connection.cluster import ClusterStore, of_cluster
 from celery_redislock.connection.cluster_client import ClusterClient
 from celery_redislock.connection.connect import command_time
 from celery_redislock.connection.outage import Outage
+from celery_redislock.connection.pool import Wake
 from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockConfigError, LockInfo, LockUnavailable
 from celery_redislock.hold.held_lock import TRUSTED, HeldLock
@@ -193,7 +194,7 @@ class BlockedCaller(Waiter):
         self.demand = demand
         self.rank = rank
         self.look_every = poll
-        self._ended = threading.Event()
+        self._ended = Wake()
         self._is_called = False
         self._error: LockUnavailable | None = None
 
@@ -213,8 +214,7 @@ class BlockedCaller(Waiter):
         Raises:
             LockUnavailable: The server did not answer.
         """
-        left = end - time.monotonic()
-        self._ended.wait(None if left > threading.TIMEOUT_MAX else max(0.0, left))
+        self._ended.wait(end - time.monotonic())
         if self._error is not None and not self._is_called:
             raise LockUnavailable(self.key, self._error.reason)
         return self._is_called

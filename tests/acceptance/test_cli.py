@@ -324,6 +324,7 @@ def test_a_shell_completes_commands_options_and_keys(app, config, tasks, tmp_pat
     assert completed_by_bash("show", "redislock:") == []
 
 
+@left_out("its user may read no key without the prefix", "acl")
 def test_the_list_can_be_narrowed_and_is_in_the_order_of_age(tasks, locks, cli):
     with tasks.keyed.lock_for("A1") as old, tasks.keyed.lock_for("B1") as new:
         locks.client.set("redislock:{not ours}:fence", 7)
@@ -358,6 +359,7 @@ def test_a_call_of_a_task_is_shown_by_its_arguments(tasks, cli):
     assert (free.exit_code, "is free." in free.stderr) == (1, True)
 
 
+@left_out("its user may read no key without the prefix", "acl")
 def test_a_key_that_is_named_without_its_prefix_is_told_from_a_free_one(tasks, cli):
     with tasks.keyed.lock_for("A1") as lock:
         prefix, name = lock.name.rstrip("}").split("{")

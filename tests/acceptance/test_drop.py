@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from celery_redislock.cli.commands import locks as group
 from celery_redislock.protocol.names import keys_of
 from tests.conftest import on_every_broker
+from tests.lab.kinds import left_out
 from tests.lab.servers import wait_until
 from tests.lab.workers import kept
 
@@ -91,6 +92,7 @@ def test_neither_a_chain_nor_a_chord_of_what_is_dropped_hangs(tasks, app, start_
     gate.open()
 
 
+@left_out("its user may read no key without the prefix", "acl")
 def test_it_asks_before_it_drops_and_says_what_would_end(tasks, app, start_worker, held, cli, gate):
     start_worker(2)
     _, key = held()

@@ -25,7 +25,7 @@ from celery_redislock.protocol import tokens
 from celery_redislock.protocol.tokens import SENDING, Attempt
 from tests.conftest import every
 from tests.lab.app import make_app
-from tests.lab.kinds import needs_one_server
+from tests.lab.kinds import left_out, needs_one_server
 from tests.lab.servers import wait_until
 from tests.lab.workers import acked, client_for, kept, stands_in_line
 
@@ -95,6 +95,7 @@ def states(app: Any, result: Any) -> list[str]:
     return [one["state"] for one in told]
 
 
+@left_out("its user may use no such key", "acl")
 def test_a_job_whose_worker_computes_another_key_than_its_publisher_names_both(
     config, tasks, why, start_worker, running, gate
 ):
