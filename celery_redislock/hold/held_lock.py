@@ -28,6 +28,8 @@ HELD_TOO_LONG = "held for longer than lock_max_hold"
 KEY_GONE = "its key was deleted, expired or taken"
 NOT_OURS = "its key was gone or taken at the release"
 
+#: The longest time to live of a key, in seconds. With a longer one, Redis refuses the whole command.
+LONGEST_TTL = 1_000_000_000
 #: A renewal is due after this share of the lease.
 INTERVAL = 1 / 3
 #: A run that a newer call may replace renews its lock this often, in seconds. The reply tells it when it is to stop.
@@ -109,7 +111,12 @@ class Term:
 
         Call `answered` or `unanswered` afterwards. If the renewal shortens the time that is left, the deadline moves at
         once, because the answer may be lost.
+
+        Raises:
+            ValueError: `ttl` is not a number of seconds that a key can live for. Nothing is recorded.
         """
+        if ttl is not None and not (isinstance(ttl, int | float) and abs(ttl) <= LONGEST_TTL):
+            raise ValueError(f"extend: {ttl!r} is not allowed; allowed: seconds, at most {LONGEST_TTL:,}")
         with self._guard:
             renewal = self._send(self.lease if ttl is None else ttl)
             self._asked_until = renewal.sent_at + renewal.ttl
@@ -291,6 +298,7 @@ class HeldLock(Term):
         Raises:
             LockLost: The key is no longer held.
             LockUnavailable: Redis did not answer, or refused the command; the lock is still held until its deadline.
+            ValueError: `ttl` is not a number of seconds, at most a billion.
         """
         for part in self.parts:
             part._extend(ttl)

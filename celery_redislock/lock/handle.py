@@ -24,7 +24,7 @@ from redis.exceptions import LockError
 
 from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LONGEST, LockConfigError, LockLost, shown
-from celery_redislock.hold.held_lock import KEY_GONE, NOT_OURS, HeldLock, State
+from celery_redislock.hold.held_lock import KEY_GONE, LONGEST_TTL, NOT_OURS, HeldLock, State
 from celery_redislock.options import check_limit
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.hold import Hold, Phase
@@ -167,8 +167,8 @@ class Handle:
         if renew and not timeout:
             raise LockConfigError(f"lock {key}: renew=True needs a timeout: how long the key outlives a dead holder")
         # Redis would accept less than a millisecond, and delete the key.
-        if timeout not in (None, 0) and not (isinstance(timeout, int | float) and timeout >= 0.001):
-            allowed = "a number of seconds, at least 0.001, or None"
+        if timeout not in (None, 0) and not (isinstance(timeout, int | float) and 0.001 <= timeout <= LONGEST_TTL):
+            allowed = f"seconds, from 0.001 to {LONGEST_TTL:,}, or None"
             raise LockConfigError(f"lock {key}: timeout = {timeout!r} is not allowed; allowed: {allowed}")
         if inspect.iscoroutinefunction(getattr(client, "execute_command", None)) and not self._is_for_asyncio:
             raise LockConfigError(
@@ -377,7 +377,7 @@ class Handle:
         entry = self._entry()
         if entry is None:
             raise LockError(f"Cannot {verb} an unlocked lock", self.key)
-        if self.timeout is None:
+        if not self.timeout:
             raise LockError(f"Cannot {verb} a lock with no timeout", self.key)
         return entry.held
 

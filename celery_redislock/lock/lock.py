@@ -106,6 +106,7 @@ class Lock(Handle):
             LockError: This object does not hold the lock, or the lock has no timeout.
             LockLost: The lock is no longer held.
             LockUnavailable: Redis did not answer, or refused the command.
+            ValueError: `additional_time` is not a number of seconds, at most a billion.
         """
         held = self._limited("extend")
         if additional_time is not None and not replace_ttl:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
+import sys
 import threading
 import time
 from datetime import timedelta
+from decimal import Decimal
 
 import pytest
 import redis
+from redis.exceptions import LockError
 
 from celery_redislock import Lock, LockConfigError, LockConflict, LockLost, LockUnavailable
 from celery_redislock.asyncio import Lock as AsyncLock
@@ -90,13 +94,13 @@ def test_a_timeout_that_is_no_number_is_refused_with_what_it_must_be(locks, kind
     with pytest.raises(LockConfigError) as refused:
         kind(locks.client, NAME, timeout=timeout)
     assert str(refused.value) == (
-        f"lock stock: timeout = {timeout!r} is not allowed; allowed: a number of seconds, at least 0.001, or None"
+        f"lock stock: timeout = {timeout!r} is not allowed; allowed: seconds, from 0.001 to 1,000,000,000, or None"
     )
 
 
-@pytest.mark.parametrize("timeout", [-1, 0.0001])
-def test_a_timeout_with_which_redis_would_delete_the_key_at_once_is_refused(locks, timeout):
-    with pytest.raises(LockConfigError, match=f"lock stock: timeout = {timeout:g} is not allowed; .* at least"):
+@pytest.mark.parametrize("timeout", [-1, 0.0001, math.inf, math.nan, 1e20, Decimal(1)])
+def test_a_timeout_that_no_key_can_live_for_is_refused(locks, timeout):
+    with pytest.raises(LockConfigError, match=r"is not allowed; allowed: seconds, from 0\.001 to"):
         Lock(locks.client, NAME, timeout=timeout)
 
 
@@ -166,6 +170,26 @@ def test_reacquiring_a_renewed_lock_that_was_extended_does_not_lose_it(make, oft
         lock.reacquire()
         deadline = held_by(lock).deadline
         wait_until(lambda: held_by(lock).deadline > deadline, "it is renewed")
+
+
+@pytest.mark.parametrize("seconds", [math.inf, -math.inf, math.nan, 1e20, sys.maxsize, Decimal(1), "5"])
+def test_what_no_key_can_live_for_is_refused_and_changes_nothing_for_any_lock(make, locks, often, seconds):
+    with make(timeout=30, renew=True) as lock, make("other", timeout=30, renew=True) as other:
+        with pytest.raises(ValueError, match="allowed: seconds, at most 1,000,000,000"):
+            lock.extend(seconds, replace_ttl=True)
+        assert lock.remaining <= 30
+        for one in (lock, other):
+            deadline = held_by(one).deadline
+            wait_until(lambda one=one, deadline=deadline: held_by(one).deadline > deadline, "it is renewed")
+        assert 20_000 < locks.client.pttl(NAME) <= 30_000
+
+
+def test_a_lock_with_a_timeout_of_0_never_ends_and_cannot_be_extended(make, locks):
+    with make(timeout=0) as lock:
+        assert locks.client.ttl(NAME) == -1
+        with pytest.raises(LockError, match="Cannot extend a lock with no timeout"):
+            lock.extend(5)
+        assert lock.owned()
 
 
 @pytest.fixture
