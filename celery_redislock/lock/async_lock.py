@@ -63,8 +63,8 @@ class Lock(Handle):
             state = states.pop(next(ended, None), None)  # after a loop was closed, two threads may get here at once
             if state is not None:
                 states[task] = state
-                if self.reentrant and state.entry is not None:
-                    state.entry.own_by_context()
+                for entry in state.entries if self.reentrant else ():
+                    entry.own_by_context()
         return states.get(task) or Local()
 
     def _new_local(self) -> Any:

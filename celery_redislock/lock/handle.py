@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, ClassVar
 
@@ -126,11 +126,27 @@ def _owner() -> tuple[int, Any]:
 
 
 class Local:
-    """The state of one `Lock` object: its entry, how many times it has entered and, as in redis-py, the token."""
+    """The state of one `Lock` object.
 
-    entry: Entry | None = None
-    count = 0
-    token: bytes | None = None
+    Attributes:
+        entries: What it has entered and not left, each entry as many times as that. With a limit, it may enter several.
+        other: The token of another object, whose lock this one takes over; None if it takes over none.
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.other: bytes | None = None
+
+    @property
+    def token(self) -> bytes | None:
+        """The token, as in redis-py, whose users may store one here."""
+        return self.other or next((one.held.token.value for one in reversed(self.entries)), None)
+
+    @token.setter
+    def token(self, token: bytes | None) -> None:
+        if token != self.token:
+            self.entries.clear()
+            self.other = token
 
 
 class _ThreadLocal(threading.local, Local):
@@ -242,8 +258,11 @@ class Handle:
     def _set(self, entry: Entry) -> None:
         """Record that the lock was acquired or entered again."""
         local = self.local
-        local.count = local.count + 1 if local.entry is entry else 1
-        local.entry, local.token = entry, entry.held.token.value
+        local.other = None
+        for lost in [one for one in local.entries if one.held.left <= 0]:  # who uses a timeout as a pause never leaves
+            with suppress(ValueError):
+                local.entries.remove(lost)
+        local.entries.append(entry)
 
     def _unset(self) -> Entry:
         """Record one release; return the entry that the object had entered.
@@ -255,10 +274,12 @@ class Handle:
         if entry is None:
             raise LockError("Cannot release a lock that's not owned or is already unlocked.", self.key)
         local = self.local
-        if local.count > 1:
-            local.count -= 1
-        else:
-            local.entry = local.token = None
+        try:
+            local.entries.remove(entry)
+        except ValueError:
+            if local.other is None:  # another thread has just left it
+                return self._unset()
+            local.other = None
         return entry
 
     def _leave(self) -> Entry | None:
@@ -349,14 +370,12 @@ class Handle:
     def _entry(self) -> Entry | None:
         """The entry that the caller holds through this object; None if there is none."""
         local = self.local
-        entry, token = local.entry, local.token
-        if token is None:
-            return None
-        if entry is None or entry.held.token.value != token:
-            return self._adopt(token)
-        if not entry.is_of_this_process or (self._by_context and not entry.is_mine):
-            return None
-        return entry
+        if local.other is not None:
+            return self._adopt(local.other)
+        for entry in reversed(local.entries):
+            if entry.is_of_this_process and (not self._by_context or entry.is_mine):
+                return entry
+        return None
 
     def _adopt(self, token: bytes) -> Entry:
         """A new entry for a lock whose token the user has stored in `local.token`, as users of redis-py's lock do.

@@ -199,7 +199,7 @@ def test_a_lock_ends_with_its_lease_once_its_loop_is_closed(client, locks, caplo
     loop = asyncio.new_event_loop()
     lock = Lock(client, NAME, timeout=1.0, renew=True, thread_local=False)
     assert loop.run_until_complete(lock.acquire())
-    held = lock.local.entry.held
+    held = lock.local.entries[-1].held
     began = held.deadline
     wait_until(lambda: held.deadline > began, "it is renewed")
     loop.run_until_complete(loop.shutdown_asyncgens())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import pickle
 import threading
@@ -11,6 +12,7 @@ import pytest
 import redis
 from celery import Celery
 from celery.exceptions import Reject
+from redis.exceptions import LockError
 
 from celery_redislock import Lock, LockConfigError, LockConflict, LockedTask, LockKeyError, LockUnavailable, locked
 from celery_redislock.lock.lock_server import LockServer
@@ -436,6 +438,42 @@ def test_a_reentrant_seat_is_entered_again_and_takes_no_second_one(seat):
         assert other.owned()
 
 
+@pytest.mark.parametrize("thread_local", [True, False])
+def test_one_object_may_have_several_seats_and_leaves_one_after_the_other(seat, plain, thread_local):
+    one = seat(thread_local=thread_local)
+    assert one.acquire()
+    assert one.acquire()
+    assert not one.acquire(blocking=False)
+    for left in (1, 0):
+        one.release()
+        assert len(plain.keys("seats*")) == left
+    with pytest.raises(LockError, match="already unlocked"):
+        one.release()
+    assert (one.state, one.local.token) == (None, None)
+
+
+def test_threads_that_share_one_object_have_a_seat_each(seat, plain):
+    one, inside = seat(renew=True, timeout=30), threading.Barrier(2)
+
+    def sit():
+        with one:
+            inside.wait(10)
+            one.check()
+            inside.wait(10)
+
+    with ThreadPoolExecutor() as pool:
+        for sitting in [pool.submit(sit) for _ in range(2)]:
+            sitting.result(20)
+    assert plain.keys() == []
+
+
+def test_an_object_that_is_never_left_because_its_timeout_is_a_pause_remembers_none_that_is_over(seat):
+    one = seat(timeout=0.05)
+    for _ in range(5):
+        assert one.acquire(blocking_timeout=10)
+    assert len(one.local.entries) <= 2
+
+
 # Tasks and `locked`.
 
 
@@ -561,3 +599,21 @@ def test_a_retry_that_is_rejected_before_it_asks_gives_its_permit_back(own_app, 
         )
         deliver(own_app, "bill", retries=1, redislock={"claim": claim, "key": demand.key})
         wait_until(lambda: [one.state for one in bill.lock_info().holders] == ["held"], "its permit is free")
+
+
+def test_coroutines_that_share_a_block_have_a_seat_each(app):
+    seats, all_inside = locked("cad", limit=3, block_for=0, app=app), asyncio.Barrier(3)
+
+    async def sit():
+        with seats as seat:
+            await all_inside.wait()
+            seat.check()
+            assert seat.state == "held"
+            await all_inside.wait()
+
+    async def sit_together():
+        await asyncio.gather(*[sit() for _ in range(3)])
+
+    asyncio.run(sit_together())
+    with pytest.raises(LockError, match="already unlocked"):
+        seats.__exit__(None, None, None)

@@ -12,7 +12,7 @@ from tests.lab.servers import wait_until
 
 def held_by(lock: Lock) -> HeldLock:
     """What `lock` holds, with its deadline."""
-    held: Any = lock.local.entry and lock.local.entry.held
+    held: Any = lock.local.entries and lock.local.entries[-1].held
     return held
 
 
