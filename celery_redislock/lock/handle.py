@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 from redis.exceptions import LockError
 
 from celery_redislock.connection.store import LockStore
-from celery_redislock.errors import LONGEST, LockConfigError, LockLost, shown
+from celery_redislock.errors import LONGEST, LockConfigError, LockLost, LockUnavailable, shown
 from celery_redislock.hold.held_lock import KEY_GONE, LONGEST_TTL, NOT_OURS, HeldLock, State
 from celery_redislock.options import check_limit
 from celery_redislock.protocol import tokens
@@ -327,7 +327,14 @@ class Handle:
         return Hold(self.demand, tokens.mint(tokens.mint_nonce(), None, _origin()))
 
     def _keep(self, server: LockServer, held: HeldLock) -> Entry:
-        """The entry of a lock that was just granted."""
+        """The entry of a lock that was just granted.
+
+        Raises:
+            LockUnavailable: The reply took so long that the lock is over.
+        """
+        if held.left <= 0:
+            server.undo_later(held.hold.undo())
+            raise LockUnavailable(held.key, f"it granted the lock only after its timeout of {held.lease:g} s")
         entry = Entry(held, server, is_renewed=self.renew)
         if self.renew:
             server.keeper.add(held)

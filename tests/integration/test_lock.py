@@ -198,6 +198,16 @@ def make_behind(lock_proxy):
         yield lambda **options: Lock(client, NAME, **options)
 
 
+def test_a_lock_that_is_granted_only_after_its_timeout_is_not_held(make_behind, locks, lock_proxy):
+    lock = make_behind(timeout=0.3)
+    locks.client.script_load(ACQUIRE.text)
+    lock_proxy.delay(0.5, to=b"EVALSHA", where=ACQUIRE.sha.encode())
+    with pytest.raises(LockUnavailable, match="it granted the lock only after its timeout"):
+        lock.acquire()
+    assert (lock.state, lock.token) == (None, None)
+    assert Lock(locks.client, NAME).acquire(blocking_timeout=10)
+
+
 @pytest.mark.parametrize("shorten", [lambda lock: lock.extend(20, replace_ttl=True), Lock.reacquire])
 def test_a_holder_counts_on_no_more_than_what_a_shortening_has_left_of_it_if_the_answer_is_lost(
     make_behind, locks, lock_proxy, shorten
