@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
 import math
 import time
@@ -25,6 +26,8 @@ LONG_PAUSE = 60.0
 SHIFT = 0.05
 #: One process keeps at most this many commands for one server. Each takes about a kilobyte.
 MOST = 10_000
+#: How many of them it drops at once when there are more: to look for one takes as long.
+AT_ONCE = 100
 #: The shortest time between two warnings about dropped commands, in seconds.
 TELL_EVERY = 60.0
 
@@ -70,9 +73,9 @@ class PutOff:
         return -math.inf if self._has_news else self._look_at
 
     def add(self, unsent: Unsent) -> None:
-        """Have `unsent` sent soon. If there are too many commands, drop the one that stops being useful soonest."""
+        """Have `unsent` sent soon. If there are too many commands, drop those that stop being useful soonest."""
         if len(self._commands) >= MOST:
-            self._drop_one()
+            self._drop_some()
         self._commands[unsent] = -math.inf
         if self._silent.get(self._outage_of(unsent.key), -math.inf) <= time.monotonic():
             self._has_news = True
@@ -122,22 +125,21 @@ class PutOff:
         if one in self._commands:  # it may have been dropped meanwhile
             self._commands[one] = time.monotonic() + seconds
 
-    def _drop_one(self) -> None:
-        soonest = min(self._commands.copy(), key=lambda one: one.until, default=None)
-        if soonest is None or self._commands.pop(soonest, None) is None:
-            return  # another thread has just sent or dropped it
-        now = time.monotonic()
-        if soonest.until <= now:
-            return  # it was no longer useful
-        self._dropped += 1
-        if now < self._logged_at + TELL_EVERY:
+    def _drop_some(self) -> None:
+        now, soonest = time.monotonic(), heapq.nsmallest(AT_ONCE, self._commands.copy(), key=lambda one: one.until)
+        for one in soonest:
+            if (
+                self._commands.pop(one, None) is not None and one.until > now
+            ):  # not if it was just sent, or is of no use
+                self._dropped += 1
+        if not soonest or not self._dropped or now < self._logged_at + TELL_EVERY:
             return
         dropped, self._dropped, self._logged_at = self._dropped, 0, now
         logger.warning(
             "more than %d commands, such as releases, wait for the lock server: %d dropped; their locks and "
             "reservations expire by themselves",
             *(MOST, dropped),
-            extra=fields("release_dropped", key=soonest.key),
+            extra=fields("release_dropped", key=soonest[0].key),
         )
 
 

@@ -136,6 +136,7 @@ def test_where_there_are_too_many_those_of_no_use_soonest_are_dropped_and_one_li
     behind, lock_proxy, put_off, client, log, monkeypatch
 ):
     monkeypatch.setattr("celery_redislock.hold.put_off.MOST", 3)
+    monkeypatch.setattr("celery_redislock.hold.put_off.AT_ONCE", 1)
     keys = [f"{KEY}:{number}" for number in range(6)]
     lock_proxy.refuse()
     put_off(behind, keys[0])
