@@ -112,7 +112,8 @@ class Locked:
         """Decorate `function`, which may be async: each call holds the key while it runs.
 
         Raises:
-            LockConfigError: The function is a generator, or lacks a parameter that the template names.
+            LockConfigError: The function is a generator, or lacks a parameter that the template names. Also when a call
+                returns a coroutine or a generator, as that of another decorator may.
         """
         if self._values is not None:
             raise LockConfigError(f"{self._what}: values are only for a block; a function uses its arguments")
@@ -135,7 +136,11 @@ class Locked:
         @functools.wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
             with self._lock(lambda: names(args, kwargs)):
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs)
+            if inspect.iscoroutine(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+                what = f"{name} has returned a {type(result).__name__}, which runs only after the lock was released"
+                raise LockConfigError(f"{self._what}: {what}; put @locked below the other decorators")
+            return result
 
         return cast("Callable[P, R]", run_async) if is_async else run
 

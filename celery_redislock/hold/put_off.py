@@ -128,9 +128,7 @@ class PutOff:
     def _drop_some(self) -> None:
         now, soonest = time.monotonic(), heapq.nsmallest(AT_ONCE, self._commands.copy(), key=lambda one: one.until)
         for one in soonest:
-            if (
-                self._commands.pop(one, None) is not None and one.until > now
-            ):  # not if it was just sent, or is of no use
+            if self._commands.pop(one, None) is not None and one.until > now:  # not if it is sent, or useless
                 self._dropped += 1
         if not soonest or not self._dropped or now < self._logged_at + TELL_EVERY:
             return
