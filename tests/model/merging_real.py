@@ -53,7 +53,10 @@ class Keys(keys_of_model.Keys):
     """The number 0 of the model."""
 
     def put(self, server: Server, *, full: int | None, is_clock_behind: bool) -> None:
-        """Have the server in this state. Where calls are collected, the last `full` make a ticket full."""
+        """Have the server in this state. Where calls are collected, the last `full` make a ticket full.
+
+        The ones before were replaced, as they are by a publisher that still runs a version that keeps only the latest.
+        """
         super().set_up(server.lock)
         now = self.now()
         self.base = now + (FAR if is_clock_behind else -FAR)
@@ -67,12 +70,12 @@ class Keys(keys_of_model.Keys):
                 "first": now,
                 "count": before + len(calls.bodies),
                 **({"refused": 1} if calls.is_refused else {}),
-                **self.fields(calls, before),
+                **self.fields(calls),
             }
             pipe.hset(NAMES.pending, mapping=fields)
             pipe.expire(NAMES.pending, 60)
         for attempt, calls in server.given:
-            pipe.hset(NAMES.given(attempt.job), mapping=self.fields(calls, 0))
+            pipe.hset(NAMES.given(attempt.job), mapping=self.fields(calls))
             pipe.expire(NAMES.given(attempt.job), 60)
         if server.newest[0]:
             pipe.set(f"{KEY}:newest", f"{self.base + server.newest[0]} {server.newest[1]}", ex=60)
@@ -81,8 +84,8 @@ class Keys(keys_of_model.Keys):
             pipe.set(f"{KEY}:merged:{real(claim)}", answer, ex=60)
         pipe.execute()
 
-    def fields(self, calls: Calls, before: int) -> dict[str, Any]:
-        bodies = ["before"] * before + [str(body) for body in calls.bodies]
+    def fields(self, calls: Calls) -> dict[str, Any]:
+        bodies = [str(body) for body in calls.bodies]
         fields = {str(number): body for number, body in enumerate(bodies, 1)}
         fields |= {"number": self.base + calls.number, "bodies": len(bodies)}
         if calls.time is Time.BEGUN:
@@ -156,7 +159,7 @@ class Keys(keys_of_model.Keys):
     def calls(self, name: str, new: int) -> tuple[int, tuple[int, ...], dict[str, str]]:
         fields = {field.decode(): value.decode() for field, value in self.client.hgetall(name).items()}
         bodies = [fields[str(number)] for number in range(1, int(fields["bodies"]) + 1)]
-        of_model = (new if body == "new" else int(body) for body in bodies if body != "before")
+        of_model = (new if body == "new" else int(body) for body in bodies)
         return self.number(fields["number"], new), tuple(of_model), fields
 
     def number(self, value: str | int, new: int) -> int:

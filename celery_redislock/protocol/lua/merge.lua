@@ -42,8 +42,8 @@ local body, given, time, attempt = ARGV[9], options(3, 9), now(), job_of(token)
 local is_retry, bodies = given.R, {body}
 local pending, answer = named(line, ':pending'), named(line, ':merged:' .. nonce_of(owner))
 local queued, claim = redis.call('GET', place), claim_of(pending)
-local job, last, first, due, count, expires, refused =
-  unpack(claim and redis.call('HMGET', pending, 'job', 'number', 'first', 'due', 'count', 'expires', 'refused') or {})
+local job, last, first, due, count, expires, refused, stored = unpack(claim and
+  redis.call('HMGET', pending, 'job', 'number', 'first', 'due', 'count', 'expires', 'refused', 'bodies') or {})
 last, first, count = number_in(last), sound(first, time) or time, sound(count, MOST_CALLS + 1) or 0
 due, expires = sound(due, 2 ^ 53) or 0, sound(expires, 2 ^ 53) or ''
 
@@ -88,7 +88,7 @@ end
 
 number = is_retry and given.M or whole(math.max(time, last + 1, newest + 1))
 if not is_merged then
-  first, due, count, expires = time, 0, 0, 0
+  first, due, count, expires, stored = time, 0, 0, 0, 0
 end
 local due_at, ends = time + (given.V or 0) * 1000, given.E and whole(time + given.E * 1000) or ''
 if given.B then
@@ -101,8 +101,8 @@ end
 -- The ticket expires with the last of its calls that does, and never if one of them does not.
 ends = ends ~= '' and expires ~= '' and whole(math.max(ends, expires)) or ''
 local lives = ms_until(due_at) + queued_ms
-keep_calls(pending, lives + DAY_MS, joins and count or 0, bodies, 'number', number, 'first', whole(first),
-  'due', whole(due_at), 'count', count + #bodies, 'expires', ends)
+keep_calls(pending, lives + DAY_MS, joins and sound(stored, count + 1) or 0, bodies, 'number', number,
+  'first', whole(first), 'due', whole(due_at), 'count', count + #bodies, 'expires', ends)
 if is_merged then
   -- If the ticket was lost, calls that are due at once must not keep its place forever.
   if due_at > time then outlast(place, lives) end
