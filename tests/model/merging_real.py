@@ -158,8 +158,9 @@ class Keys(keys_of_model.Keys):
 
     def calls(self, name: str, new: int) -> tuple[int, tuple[int, ...], dict[str, str]]:
         fields = {field.decode(): value.decode() for field, value in self.client.hgetall(name).items()}
-        bodies = [fields[str(number)] for number in range(1, int(fields["bodies"]) + 1)]
-        of_model = (new if body == "new" else int(body) for body in bodies)
+        bodies = [fields.get(str(number)) for number in range(1, int(fields["bodies"]) + 1)]
+        assert None not in bodies, "there is a hole among the calls"
+        of_model = (new if body == "new" else int(body or 0) for body in bodies)
         return self.number(fields["number"], new), tuple(of_model), fields
 
     def number(self, value: str | int, new: int) -> int:
