@@ -353,6 +353,7 @@ def test_in_an_outage_those_who_wait_do_what_lock_on_outage_says_and_leave_room_
     app.close()
 
 
+@counts_on_wake_ups("a lease of 2 s is too short for its time-outs")
 def test_in_an_outage_messages_for_different_keys_leave_their_lines_one_for_each_slot(
     lock_proxy, config, start_worker, ledger
 ):
@@ -398,6 +399,7 @@ def test_messages_for_a_key_whose_line_is_refused_leave_the_slots_to_others(conf
     app.close()
 
 
+@counts_on_wake_ups("a lease of 2 s is too short for its time-outs")
 def test_messages_that_are_revoked_while_the_lock_server_is_silent_end_once(lock_proxy, config, start_worker):
     config.settings |= {"redislock_on_outage": "run", "redislock_client_options": {**OPTIONS, "socket_timeout": 2.0}}
     app = make_app(config)

@@ -15,6 +15,7 @@ from celery_redislock import LockConfigError, LockUnavailable
 from celery_redislock.protocol.names import keys_of
 from tests.conftest import IS_MATRIX, on_every_broker
 from tests.lab.servers import need, need_pool, wait_until
+from tests.lab.wake_ups import counts_on_wake_ups
 from tests.lab.workers import kept
 
 PATIENCE = 30
@@ -627,6 +628,7 @@ class TestDebounceOfManyCalls:
             assert is_over or run.start - asked_at[int(run.item)] >= 0.5
         nothing_is_left()
 
+    @counts_on_wake_ups("the last call tells the ticket that it is due")
     def test_a_hundred_collected_calls_do_not_wait_for_the_end_of_the_debounce(self, app, tasks, start_worker, locks):
         start_worker(2)
         first = tasks.collected_debounced.delay("k", 0, how="calls")

@@ -14,6 +14,7 @@ from tests.conftest import IS_MATRIX, on_every_broker
 from tests.lab.merge_judge import Judge
 from tests.lab.publishers import DONE, ORDERS, Plan, publishing
 from tests.lab.servers import wait_until
+from tests.lab.wake_ups import counts_on_wake_ups
 
 #: With these a publish fails at once where the broker does not answer.
 NO_RETRIES = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
@@ -35,6 +36,7 @@ def orders(tmp_path):
     return folder
 
 
+@counts_on_wake_ups("a lease of 2 s is too short for its time-outs")
 class TestManyCallsWhileOneRuns:
     """They are merged into one message: one more run, with the last call's arguments."""
 

@@ -27,6 +27,7 @@ from tests.conftest import every
 from tests.lab.app import make_app
 from tests.lab.kinds import left_out, needs_one_server
 from tests.lab.servers import wait_until
+from tests.lab.wake_ups import counts_on_wake_ups
 from tests.lab.workers import acked, client_for, kept, stands_in_line
 
 pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")  # of redis-py, to Celery
@@ -203,6 +204,7 @@ def test_where_another_library_holds_the_key_nobody_knows_whether_it_lives(tasks
     assert waits.get(timeout=20) == "waits"
 
 
+@counts_on_wake_ups("who waits looks when the lease should have ended")
 @needs_one_server("a key is deleted by hand")
 def test_where_a_limit_is_reached_all_holders_are_named_and_else_a_permit_is_said_to_be_free(
     tasks, app, why, start_worker, delete_by_hand
@@ -220,6 +222,7 @@ def test_where_a_limit_is_reached_all_holders_are_named_and_else_a_permit_is_sai
     fourth.get(timeout=20)
 
 
+@counts_on_wake_ups("who waits looks when the lease should have ended")
 def test_a_holder_is_told_that_it_is_not_renewed_after_lock_max_hold(
     config, tasks, app, why, start_worker, running, gate
 ):
@@ -389,6 +392,7 @@ def test_while_a_worker_shuts_down_its_run_is_said_to_go_on_and_its_waiting_mess
     worker.wait()
 
 
+@counts_on_wake_ups("who waits looks when the lease should have ended")
 def test_a_holder_whose_worker_was_killed_is_not_renewed_and_its_key_ends_by_itself(
     config, tasks, app, why, start_worker, running
 ):
