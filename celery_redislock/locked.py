@@ -103,7 +103,7 @@ class Locked:
         self._app = app
         self._given = given
         self._settings: _Settings | None = None
-        self._of_block: dict[tuple[LockServer, bool], Any] = {}
+        self._of_block: dict[tuple[LockServer | None, bool], Any] = {}
 
     def __repr__(self) -> str:
         return f"<locked {shown(self._shown, LONGEST)}>" if self._templates else "<locked>"
@@ -130,12 +130,12 @@ class Locked:
 
         @functools.wraps(function)
         async def run_async(*args: P.args, **kwargs: P.kwargs) -> Any:
-            async with self._lock(lambda: names(args, kwargs), is_async=True):
+            async with self._resolve().lock(lambda: names(args, kwargs), is_async=True):
                 return await cast("Awaitable[Any]", function(*args, **kwargs))
 
         @functools.wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
-            with self._lock(lambda: names(args, kwargs)):
+            with self._resolve().lock(lambda: names(args, kwargs), is_async=False):
                 result = function(*args, **kwargs)
             if inspect.iscoroutine(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
                 what = f"{name} has returned a {type(result).__name__}, which runs only after the lock was released"
@@ -179,16 +179,8 @@ class Locked:
     def _block(self, *, is_async: bool = False) -> Any:
         """The lock for a block, one per server: a `Lock` tells its threads and contexts apart by itself."""
         settings = self._resolve()
-        if not is_enabled(settings.app):
-            return AsyncNoLock() if is_async else NoLock()
-        at = server_of(settings.app), is_async
-        return self._of_block.get(at) or self._of_block.setdefault(at, settings.lock(self._names(), is_async=is_async))
-
-    def _lock(self, names: Callable[[], list[str]], *, is_async: bool = False) -> Any:
-        settings = self._resolve()
-        if not is_enabled(settings.app):
-            return AsyncNoLock() if is_async else NoLock()
-        return settings.lock(names(), is_async=is_async)
+        at = server_of(settings.app) if is_enabled(settings.app) else None, is_async
+        return self._of_block.get(at) or self._of_block.setdefault(at, settings.lock(self._names, is_async=is_async))
 
     def _names(self) -> list[str]:
         values = self._values or {}
@@ -227,8 +219,10 @@ class _Settings(NamedTuple):
             check_lease(what, name_of("lease", given, app_wide, ""), options.lease, server_of(app).command_time)
         return cls(app, keyprefix_of(app) + settings.prefix, options, limit)
 
-    def lock(self, names: Sequence[str], *, is_async: bool) -> Any:
-        demands = [Demand(redis_key(self.prefix, name), self.limit) for name in names]
+    def lock(self, names: Callable[[], list[str]], *, is_async: bool) -> Any:
+        if not is_enabled(self.app):
+            return AsyncNoLock() if is_async else NoLock()
+        demands = [Demand(redis_key(self.prefix, name), self.limit) for name in names()]
         return lock_of(server_of(self.app).client, demands, self.options, thread_local=True, is_async=is_async)
 
 

@@ -223,26 +223,22 @@ class Handle:
     @property
     def token(self) -> str | None:
         """The token that the key holds while this object holds the lock; None while it does not."""
-        entry = self._entry()
-        return entry.held.token.value.decode("utf-8", "replace") if entry else None
+        return entry.held.token.value.decode("utf-8", "replace") if (entry := self._entry()) else None
 
     @property
     def fence(self) -> int | None:
         """The fencing number, if the lock asked for one: greater than any earlier holder's."""
-        entry = self._entry()
-        return entry.held.fence if entry else None
+        return entry.held.fence if (entry := self._entry()) else None
 
     @property
     def remaining(self) -> float:
         """Seconds until the holder's own deadline; 0.0 while the lock is not held."""
-        entry = self._entry()
-        return entry.held.remaining if entry else 0.0
+        return entry.held.remaining if (entry := self._entry()) else 0.0
 
     @property
     def state(self) -> State | None:
         """``"held"``, ``"at_risk"`` (less than half of the timeout remains), ``"lost"``; None while not held."""
-        entry = self._entry()
-        return entry.held.state if entry else None
+        return entry.held.state if (entry := self._entry()) else None
 
     def check(self) -> None:
         """Raise if the key is not held. Call this right before a step that must not happen twice.
