@@ -178,8 +178,7 @@ class LockLost(RedisLockError, LockNotOwnedError):
     """
 
     def __init__(self, key: str, reason: str = "its lease has ended") -> None:
-        self.key = key
-        self.reason = reason
+        self.key, self.reason = key, reason
         super().__init__(str(self), self.key)
         self.args = (self.key, reason)
 
@@ -200,8 +199,7 @@ class LockReplaced(RedisLockError, Ignore):
     """
 
     def __init__(self, key: str, task_id: str) -> None:
-        self.key = key
-        self.task_id = task_id
+        self.key, self.task_id = key, task_id
         super().__init__(str(self))
         self.args = (key, task_id)
 
@@ -218,8 +216,7 @@ class LockUnavailable(RedisLockError, RedisConnectionError):
     """
 
     def __init__(self, key: str, reason: str = "Redis did not answer") -> None:
-        self.key = key
-        self.reason = reason
+        self.key, self.reason = key, reason
         super().__init__(str(self))
         self.args = (self.key, reason)
 

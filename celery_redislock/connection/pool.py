@@ -49,17 +49,9 @@ class FreeConnections:
         Raises:
             Full: All of the pool's connections are free already.
         """
-        if self.full():
+        if len(self.queue) >= self._most:
             raise Full
         self.queue.append(connection)
-
-    def full(self) -> bool:
-        """Whether no connection is in use."""
-        return len(self.queue) >= self._most
-
-    def qsize(self) -> int:
-        """How many connections are free."""
-        return len(self.queue)
 
 
 class Wake:

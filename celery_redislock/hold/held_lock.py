@@ -204,14 +204,12 @@ class HeldLock(Term):
         on_lost: LostHandler | None = None,
         on_asked: StopHandler | None = None,
     ) -> None:
-        self.store = store
-        self.hold = hold
+        self.store, self.hold = store, hold
         self.permit = hold.demand.key
         super().__init__(lease, math.inf if on_asked is None else STOPS_WITHIN)
         self.fence: int | None = None
         self.calls: list[tuple[list[Any], dict[str, Any]]] = []
-        self.on_lost = on_lost
-        self.on_asked = on_asked
+        self.on_lost, self.on_asked = on_lost, on_asked
         self.replaced: str | None = None
         self.max_hold = max_hold
         self.stop_at = math.inf

@@ -64,8 +64,7 @@ class Keeper:
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._failures = 0
-        self._added = False
-        self._stopped = False
+        self._added = self._stopped = False
 
     def stop(self) -> None:
         """Stop the thread, which then closes the store. Called when this process no longer uses the server."""

@@ -42,14 +42,12 @@ class Listener:
     """
 
     def __init__(self, client: Any, channels: Sequence[str], on_message: Callable[[str | None], object]) -> None:
-        self.hears = False
+        self.hears = self._said = self._stopped = False
         self._client = client
         self._channels = channels
         self._on_message = on_message
-        self._stopped = False
         self._wake = Wake()
         self._failures = 0
-        self._said = False
 
     def start(self) -> None:
         """Start the thread."""

@@ -102,10 +102,8 @@ class Room:
         self._waiters: dict[Waiter, bool] = {}
         #: What other threads have for the room's thread to do.
         self._inbox: deque[Callable[[], object]] = deque()
-        self._left = Wake()
-        self._wake = Wake()
-        self._stopped = False
-        self._started = False
+        self._left, self._wake = Wake(), Wake()
+        self._stopped = self._started = False
         self._starting = threading.Lock()
         self._lines = Lines()
         self._keeping: Keeping | None = None

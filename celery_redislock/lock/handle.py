@@ -191,10 +191,8 @@ class Handle:
                 f"lock {key}: this Lock needs a synchronous client; for an asyncio client, use "
                 "celery_redislock.asyncio.Lock"
             )
-        self.redis = client
-        self.name = name
-        self.timeout = timeout
-        self.sleep = sleep
+        self.redis, self.name = client, name
+        self.timeout, self.sleep = timeout, sleep
         self.blocking, self.blocking_timeout = blocking, blocking_timeout
         self.thread_local = bool(thread_local)
         self.raise_on_release_error = raise_on_release_error

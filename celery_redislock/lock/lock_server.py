@@ -54,8 +54,7 @@ class LockServer:
     """
 
     def __init__(self, client: redis.Redis | ClusterClient, keyprefix: str = "") -> None:
-        self.client = client
-        self.keyprefix = keyprefix
+        self.client, self.keyprefix = client, keyprefix
         self.pid = os.getpid()
         self._outage = Outage()
         self.store = ClusterStore(client) if isinstance(client, ClusterClient) else LockStore.of(client, self._outage)
@@ -191,9 +190,7 @@ class BlockedCaller(Waiter):
     """A caller of `LockServer.take`, blocked in its own thread."""
 
     def __init__(self, demand: Demand, rank: int, poll: float) -> None:
-        self.demand = demand
-        self.rank = rank
-        self.look_every = poll
+        self.demand, self.rank, self.look_every = demand, rank, poll
         self._ended = Wake()
         self._is_called = False
         self._error: LockUnavailable | None = None

@@ -104,10 +104,9 @@ def _waiting_in(state: Any) -> list[WaitingMessage]:
 def _waiting(state: Any, one: WaitingMessage) -> dict[str, Any]:
     """Describe a waiting message: its rank, what its worker lacks to run it, and the server of its lock."""
     room, server = waiting_room_of(state.app), server_of(state.app)
-    lacks = room and room.lacks(one)
     return {
         "is": "asleep" if one.is_asleep else "waiting",
-        "lacks": lacks,
+        "lacks": room and room.lacks(one),
         "limit": one.demand.capacity,
         "server": address(server.client),
         **one.to_json,

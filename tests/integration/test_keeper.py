@@ -15,6 +15,7 @@ import pytest
 
 from celery_redislock import LockLost
 from celery_redislock.app import server_of
+from celery_redislock.connection.pool import Wake
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.replies import Granted
@@ -325,9 +326,7 @@ def switches(thread):
 
 def is_asleep(keeper, thread):
     """Whether it waits, and not only until it looks once more, as it does a second after it had something to do."""
-    return (
-        keeper.wake_at == math.inf and sys._current_frames()[thread.ident].f_code is threading.Condition.wait.__code__
-    )
+    return keeper.wake_at == math.inf and sys._current_frames()[thread.ident].f_code is Wake.wait.__code__
 
 
 def test_many_releases_to_make_up_for_do_not_delay_a_renewal(lock_proxy, server, hold_on, often):
