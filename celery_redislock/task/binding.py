@@ -25,7 +25,7 @@ from celery_redislock.celery_port import (
     is_default,
     maker_of_task,
 )
-from celery_redislock.errors import LockConfigError, LockConflict, LockLost, LockReplaced
+from celery_redislock.errors import LockConfigError, LockConflict, LockReplaced
 from celery_redislock.options import ATTRIBUTES
 from celery_redislock.policy.raise_ import expect
 from celery_redislock.policy.replace import end_replaced
@@ -67,18 +67,7 @@ def checked_plan(app: Celery, task: Task[..., Any]) -> LockPlan:
     warn_of_leftovers(cls, name, "" if has_own_key else " Its key is made of all its arguments.")
     if plan.options.on_conflict == "raise":
         expect(task, LockConflict)
-    spare_lost_locks(task)
     return plan
-
-
-def spare_lost_locks(task: Any) -> None:
-    """Have ``autoretry_for=(Exception,)`` let LockLost pass: another run may hold the key already.
-
-    A task that names LockLost itself among its errors is retried.
-    """
-    retried, spared = (tuple(getattr(task, name, ())) for name in ("autoretry_for", "dont_autoretry_for"))
-    if retried and LockLost not in (*retried, *spared):
-        task.dont_autoretry_for = (*spared, LockLost)
 
 
 def plan_of_equal(app: Celery, task: Task[..., Any]) -> LockPlan | None:
