@@ -136,15 +136,19 @@ def as_in_this_thread(function: Callable[[], R]) -> Callable[[], R]:
     return run
 
 
-def retried_body(task: Any) -> Callable[..., Any] | None:
-    """The body of a task with ``autoretry_for``, which has replaced `run` with a wrapper; None for other tasks."""
-    body: Callable[..., Any] | None = getattr(task, "_orig_run", None)
-    return body
+def body_attribute(task: Any) -> str:
+    """The name of the attribute with a task's body: if the task has ``autoretry_for``, `run` is a wrapper around it."""
+    return "_orig_run" if hasattr(task, "_orig_run") else "run"
 
 
-def set_retried_body(task: Any, body: Callable[..., Any]) -> None:
-    """Have the wrapper of ``autoretry_for`` call another body."""
-    task._orig_run = body
+def is_retried_unnamed(error: type[Exception]) -> bool:
+    """Whether ``autoretry_for`` has called `Task.retry`, which asks this, and does not name `error` itself."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name == "retry":  # a subclass may call it with `super()`
+        frame = frame.f_back
+    if frame is None or frame.f_globals.get("__name__") != "celery.app.autoretry":
+        return False
+    return error not in frame.f_locals["autoretry_for"]
 
 
 def as_sent(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:

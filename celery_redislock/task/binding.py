@@ -1,4 +1,6 @@
-"""Binding: checks a task's lock options and wraps its body, once, when the task is bound to its app.
+"""Binding: checks a task's lock options and wraps its body, when the task is bound to its app.
+
+All of it is done for a task and not for its class, because a class may have several tasks, each named in ``__init__``.
 
 Another lock plugin's options on a task have no effect, and are warned about.
 """
@@ -10,30 +12,26 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 from celery import Celery, Task
 
 from celery_redislock.app import is_nobodys
 from celery_redislock.celery_port import (
     all_apps,
+    body_attribute,
     bound_tasks,
     declared_by,
     is_default,
     maker_of_task,
-    retried_body,
-    set_retried_body,
 )
-from celery_redislock.errors import LockConfigError, LockConflict, LockLost, LockReplaced
+from celery_redislock.errors import LockConfigError, LockConflict, LockReplaced
 from celery_redislock.options import ATTRIBUTES
 from celery_redislock.policy.raise_ import expect
 from celery_redislock.policy.replace import end_replaced
 
 from .execution import execution_of
 from .plan import LockAttributes, LockPlan
-
-TaskClass: TypeAlias = "type[Task[..., Any]]"
-
 
 logger = logging.getLogger(__name__)
 
@@ -46,73 +44,59 @@ _said: set[tuple[str, str]] = set()
 REFUSED: ContextVar[dict[str, LockConfigError] | None] = ContextVar("REFUSED", default=None)
 
 
-class Body(NamedTuple):
-    """The body of a task."""
-
-    function: Callable[..., Any]
-    is_method: bool
-    """Whether the function's first parameter is the task."""
-
-
-def body_of(cls: TaskClass) -> Body:
-    """The body of a task class, as a function that is not bound to an instance."""
-    static = inspect.getattr_static(cls, "run")
-    is_method = not isinstance(static, staticmethod)
-    return Body(static if is_method else static.__func__, is_method)
+def registered(app: Celery, cls: type[Task[..., Any]]) -> list[Any]:
+    """The tasks of a class that are registered in `app`. A decorator makes a class for each task."""
+    tasks = bound_tasks(app)
+    found = [tasks.get(str(cls.name))] if "_decorated" in vars(cls) else list(tasks.values())
+    return [task for task in found if type(task) is cls]
 
 
-def checked_plan(app: Celery, cls: TaskClass, name: str) -> LockPlan:
-    """Check the body, options and result backend of a task class, and make its plan.
+def checked_plan(app: Celery, task: Task[..., Any]) -> LockPlan:
+    """Check the body, options and result backend of a task, and make its plan.
 
     Raises:
         LockConfigError: One of them cannot be used with a lock.
     """
-    body = body_of(cls)
-    unguarded = getattr(body.function, "__redislock__", body.function)
-    refuse_what_outlives_its_call(f"{name}: its body", unguarded, "let a plain body run it: asyncio.run()")
-    own = own_options(cls)
-    plan = LockPlan(
-        app, name, body.function, body.is_method, own, ignores_result=bool(cls.ignore_result), serializer=cls.serializer
-    )
+    cls, body = type(task), getattr(task, body_attribute(task))
+    body = getattr(body, "__redislock__", body)
+    name = task.name or app.gen_task_name(str(cls.__name__), cls.__module__)
+    refuse_what_outlives_its_call(f"{name}: its body", body, "let a plain body run it: asyncio.run()")
+    own = own_options(task)
+    plan = LockPlan(app, name, body, own, ignores_result=bool(task.ignore_result), serializer=task.serializer)
     has_own_key = plan.options.args is not None or plan.options.key is not None
     warn_of_leftovers(cls, name, "" if has_own_key else " Its key is made of all its arguments.")
     if plan.options.on_conflict == "raise":
-        expect(cls, LockConflict)
-    spare_lost_locks(cls)
+        expect(task, LockConflict)
     return plan
 
 
-def spare_lost_locks(cls: TaskClass) -> None:
-    """Have ``autoretry_for=(Exception,)`` let LockLost pass: another run may hold the key already.
+def plan_of_equal(app: Celery, task: Task[..., Any]) -> LockPlan | None:
+    """The plan of the registered task with the class and name of `task`, unless `task` has lock options of its own.
 
-    A task that names LockLost itself among its errors is retried.
+    Without it, each ``SomeTask().delay()`` would make a plan.
     """
-    retried, spared = (tuple(getattr(cls, name, ())) for name in ("autoretry_for", "dont_autoretry_for"))
-    if retried and LockLost not in (*retried, *spared):
-        cls.dont_autoretry_for = (*spared, LockLost)  # type: ignore[attr-defined]
+    equal: Any = bound_tasks(app).get(str(task.name))
+    is_equal = type(equal) is type(task) and equal is not task
+    plan: LockPlan | None = equal.lock_plan if is_equal and not any(name in ATTRIBUTES for name in vars(task)) else None
+    return plan
 
 
-def guard_body(app: Celery, cls: TaskClass, name: str, is_locked: Callable[[], bool]) -> None:
-    """Wrap the body of a task class with `guard`, unless it is wrapped already."""
-    body = body_of(cls)
-    if not hasattr(body.function, "__redislock__"):
-        guarded = guard(cls, name, body.function, is_locked)
-        setattr(cls, "run", guarded if body.is_method else staticmethod(guarded))  # noqa: B010 - mypy
-    task = bound_tasks(app).get(name)
-    original = retried_body(task)
-    if original is not None and not hasattr(original, "__redislock__"):
-        set_retried_body(task, guard(cls, name, original, is_locked))
+def guard_body(task: Any) -> None:
+    """Wrap the body of a task with `guard`, unless it is wrapped already."""
+    body = getattr(task, attribute := body_attribute(task))
+    if not hasattr(body, "__redislock__"):
+        setattr(task, attribute, guard(task, body))
 
 
-def own_options(cls: TaskClass) -> dict[str, Any]:
-    """The ``lock_*`` attributes of a task class and its bases, by name without the prefix.
+def own_options(task: Task[..., Any]) -> dict[str, Any]:
+    """The ``lock_*`` attributes of a task, its class and the bases of that, by name without the prefix.
 
     Unknown names are included so that they can be refused. Two kinds are not meant for this plugin and are left out:
     attributes of other plugins' task classes, such as celery-singleton's `lock_expiry`, and methods and properties of a
-    class. A callable passed to the decorator is never a method, so it is included.
+    class. A callable passed to the decorator or set on the task itself is never a method, so it is included.
     """
     own: dict[str, Any] = {}
-    for base in reversed(cls.__mro__):
+    for base in reversed(type(task).__mro__):
         is_foreign, is_decorator = is_of_another_plugin(base), "_decorated" in vars(base)
         own |= {
             name: value
@@ -120,10 +104,11 @@ def own_options(cls: TaskClass) -> dict[str, Any]:
             if name in ATTRIBUTES
             or (name.startswith("lock_") and not is_foreign and (is_decorator or not hasattr(value, "__get__")))
         }
+    own |= vars(task)
     return {
         name.removeprefix("lock_"): value.__func__ if isinstance(value, staticmethod) else value
         for name, value in own.items()
-        if name != "lock_plan"  # set on a base class that was bound earlier
+        if name.startswith("lock_") and name != "lock_plan"
     }
 
 
@@ -192,9 +177,7 @@ def refused_in(app: Celery, error: LockConfigError) -> LockConfigError:
     )
 
 
-def guard(
-    cls: type[Task[..., Any]], name: str, body: Callable[..., Any], is_locked: Callable[[], bool]
-) -> Callable[..., Any]:
+def guard(task: Any, body: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a task's body so that it runs only after its lock was requested.
 
     The wrapper raises LockConfigError if a worker did not run `LockedTask.before_start`. If the run has joined another
@@ -205,16 +188,16 @@ def guard(
 
     @functools.wraps(body)
     def run(*args: Any, **kwargs: Any) -> Any:
-        request = cls.request_stack.top
+        request = task.request_stack.top
         if request is None or request.called_directly:
             return body(*args, **kwargs)
         execution = execution_of(request)
         if execution is None:
-            if not is_locked():
+            if task.lock_plan is not None and not task.lock_plan.enabled:
                 return body(*args, **kwargs)
             raise LockConfigError(
-                f"{name}: its before_start was overridden without super().before_start(task_id, args, kwargs), so the "
-                "lock was not taken and the body was not run"
+                f"{task.name}: its before_start was overridden without super().before_start(task_id, args, kwargs), so "
+                "the lock was not taken and the body was not run"
             )
         if execution.joined is not None:
             return execution.joined.value

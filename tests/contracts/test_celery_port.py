@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
 from celery.app.trace import trace_task
 from celery.app.utils import Settings, bugreport
 from celery.exceptions import Ignore
@@ -69,6 +69,29 @@ def test_bound_tasks_are_those_that_were_bound_and_asking_binds_none(app):
     assert "contracts.lazy" in celery_port.bound_tasks(app)
 
 
+def test_a_task_is_among_the_bound_ones_by_the_time_it_is_bound(app):
+    class Base(Task):
+        abstract = True
+
+        @classmethod
+        def on_bound(cls, app: Celery) -> None:
+            seen.append([name for name, task in celery_port.bound_tasks(app).items() if type(task) is cls])
+
+    class Own(Base):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+    seen: list[list[str]] = []
+    app.finalize()
+    app.register_task(Own("contracts.first"))
+    app.register_task(Own("contracts.second"))
+
+    @app.task(name="contracts.third", base=Base, shared=False)
+    def third() -> None: ...
+
+    assert seen == [["contracts.first"], ["contracts.first", "contracts.second"], ["contracts.third"]]
+
+
 def test_a_hidden_setting_is_shown_as_asterisks(app):
     celery_port.hide_setting("contracts_word")
     app.conf.contracts_word = "secret"
@@ -103,11 +126,39 @@ def test_the_body_that_autoretry_calls_can_be_replaced(app):
         return "before"
 
     task = app.tasks["contracts.retried"]
-    body = celery_port.retried_body(task)
-    assert body is not None
-    assert body() == "before"
-    celery_port.set_retried_body(task, lambda: "after")
+    name = celery_port.body_attribute(task)
+    assert getattr(task, name)() == "before"
+    setattr(task, name, lambda: "after")
     assert task.apply().get() == "after"
+
+
+@pytest.mark.parametrize("is_overridden", [False, True])
+def test_autoretry_is_known_where_it_calls_retry_and_so_is_what_it_names(app, is_overridden):
+    class Base(Task):
+        abstract = True
+
+        def retry(self, *_: Any, exc: Any = None, **__: Any) -> Any:
+            seen.append((celery_port.is_retried_unnamed(OSError), celery_port.is_retried_unnamed(KeyError)))
+            raise exc
+
+    class Override(Base):
+        abstract = True
+
+        def retry(self, *args: Any, **options: Any) -> Any:
+            return super().retry(*args, **options)
+
+    base = Override if is_overridden else Base
+
+    @app.task(name="contracts.retries", shared=False, bind=True, base=base, autoretry_for=(OSError,))
+    def retries(self: Any, error: Exception, by_itself: bool) -> None:
+        if by_itself:
+            self.retry(exc=error)
+        raise error
+
+    seen: list[tuple[bool, bool]] = []
+    retries.apply((OSError(), False))
+    retries.apply((ValueError(), True))
+    assert seen == [(False, True), (False, False)]
 
 
 def test_a_tracer_is_kept_in_the_task_called_by_what_is_there_and_tells_the_state(app):
@@ -132,7 +183,7 @@ def test_a_task_without_autoretry_has_no_such_body(app):
     @app.task(name="contracts.plain", shared=False)
     def plain() -> None: ...
 
-    assert celery_port.retried_body(app.tasks["contracts.plain"]) is None
+    assert celery_port.body_attribute(app.tasks["contracts.plain"]) == "run"
 
 
 def test_arguments_are_those_that_are_sent(app):

@@ -13,7 +13,7 @@ from celery import Celery, Task, _state, shared_task
 from celery.exceptions import TaskRevokedError
 from celery.signals import task_postrun
 
-from celery_redislock import Lock, LockConfigError, LockConflict, LockedTask, LockUnavailable
+from celery_redislock import Lock, LockConfigError, LockConflict, LockedTask, LockLost, LockUnavailable
 from celery_redislock.protocol.names import keys_of
 from celery_redislock.signals import lock_acquired, lock_conflict, lock_released
 from celery_redislock.testing import busy
@@ -427,6 +427,162 @@ class TestBinding:
         task = app.register_task(Flaky())
         assert task.apply(("k",)).get() == "k"
         assert seen == ["held"] * 3
+
+    @pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")
+    @pytest.mark.parametrize("autoretry_for", [(), (ValueError,)], ids=["", "autoretry"])
+    def test_a_task_that_is_named_in_its_init_has_a_guarded_body_and_a_key_of_its_own_name(
+        self, make_app, locks, deliver, autoretry_for
+    ):
+        class Named(LockedTask):
+            def __init__(self, name):
+                self.name, self.autoretry_for = name, autoretry_for
+
+            def run(self, key):
+                return self.lock.key, self.run.__name__
+
+        class TakesNoLock(Named):
+            def before_start(self, *_): ...
+
+        app = make_app()
+        for task in (Named("shop.named"), TakesNoLock("shop.takes_no_lock")):
+            app.register_task(task)
+        assert deliver(app, "shop.named", 7) == ("SUCCESS", (app.tasks["shop.named"].lock_for(7).name, "run"))
+        assert app.tasks["shop.named"].lock_for(7).name.startswith("redislock:{shop.named:")
+        state, info = deliver(app, "shop.takes_no_lock", 7)
+        assert (state, type(info.exception)) == ("FAILURE", LockConfigError)
+        assert "shop.takes_no_lock: its before_start was overridden" in str(info.exception)
+
+    def test_two_tasks_of_one_class_have_keys_and_options_of_their_own(self, make_app):
+        class Sync(LockedTask):
+            lock_on_conflict = "raise"
+
+            def __init__(self, name, **options):
+                self.name = name
+                vars(self).update(options)
+
+            def run(self, key):
+                return self.lock.key
+
+        app = make_app()
+        users, orders = (
+            app.register_task(Sync(name, **options))
+            for name, options in [
+                ("shop.users", {}),
+                ("shop.orders", {"lock_key": lambda _: "orders", "lock_lease": 44}),
+            ]
+        )
+        app.finalize()
+        unregistered = Sync("shop.users")
+        assert [task.lock_for(7).timeout for task in (users, orders)] == [30, 44]
+        assert (orders.lock_lease, orders.lock_for(7).name) == (44, "redislock:{orders}")
+        assert unregistered.lock_for(7).name == users.lock_for(7).name
+        assert unregistered.apply((7,)).get() == users.lock_for(7).name
+        with busy(users.lock_for(7)):
+            assert orders.apply((7,)).get() == "redislock:{orders}"
+            for task in (users, unregistered):
+                with pytest.raises(LockConflict):
+                    task.apply((7,)).get()
+
+    def test_each_app_locks_its_own_instance_of_a_class_by_its_own_settings(self, make_app):
+        class Sync(LockedTask):
+            def __init__(self, name):
+                self.name = name
+
+            def run(self): ...
+
+        apps = {name: make_app() for name in ("one", "two")}
+        for name, app in apps.items():
+            app.conf.redislock_prefix = name
+            app.register_task(Sync(f"shop.{name}"))
+        names = [app.tasks[f"shop.{name}"].lock_for().name for name, app in apps.items()]
+        assert [name.rpartition(":")[0] for name in names] == ["one:{shop.one", "two:{shop.two"]
+
+    def test_a_misspelt_option_that_is_set_in_init_is_refused(self, make_app):
+        class Misspelt(LockedTask):
+            def __init__(self, name):
+                self.name, self.lock_keys = name, lambda arguments: arguments["key"]
+
+            def run(self, key): ...
+
+        app = make_app()
+        with pytest.raises(LockConfigError, match=r"shop\.misspelt: lock_keys is not known; did you mean lock_key"):
+            app.register_task(Misspelt("shop.misspelt"))
+        assert "shop.misspelt" not in app.tasks
+
+    def test_a_body_that_is_set_in_init_runs_under_its_lock(self, make_app):
+        class Wrapper(LockedTask):
+            def __init__(self, name, run):
+                self.name, self.run = name, run
+
+        app = make_app()
+        task = app.register_task(Wrapper("shop.wrapper", lambda key: task.lock.key))
+        assert task.apply((7,)).get() == task.lock_for(7).name
+
+    @pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")
+    @pytest.mark.parametrize("dont", [{}, {"dont_autoretry_for": (KeyError,)}], ids=["", "dont_autoretry_for"])
+    @pytest.mark.parametrize("form", ["decorator", "base", "class", "register_task"])
+    @pytest.mark.parametrize(
+        ("named", "state"), [((Exception,), "FAILURE"), ((LockLost,), "RETRY"), ((Exception, LockLost), "RETRY")]
+    )
+    def test_autoretry_lets_lock_lost_pass_unless_it_names_it(self, make_app, locks, deliver, form, dont, named, state):
+        def run(self):
+            locks.client.delete(self.lock.key)
+            self.lock.extend()
+
+        app, options = make_app(), {"autoretry_for": named, "retry_backoff": True, **dont}
+        base = type("Base", (LockedTask,), {"abstract": True, **(options if form in {"base", "class"} else {})})
+        if form in {"class", "register_task"}:
+            task = type("Class", (base,), {"run": run, "name": "shop.task"})()
+            app.register_task(task, **(options if form == "register_task" else {}))
+        else:
+            own = options if form == "decorator" else {}
+            app.task(name="shop.task", base=base, bind=True, shared=False, **own)(run)
+        assert deliver(app, "shop.task")[0] == state
+
+    @pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")
+    def test_a_body_that_has_caught_lock_lost_may_retry_itself(self, make_app, locks, deliver):
+        @make_app().task(name="shop.task", base=LockedTask, bind=True, shared=False, autoretry_for=(Exception,))
+        def task(self):
+            try:
+                locks.client.delete(self.lock.key)
+                self.lock.extend()
+            except LockLost as error:
+                raise self.retry(exc=error) from error
+
+        assert deliver(task.app, "shop.task")[0] == "RETRY"
+
+    @pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")
+    @pytest.mark.parametrize("where", ["decorator", "abstract base", "task_cls", "init"])
+    def test_a_copy_of_a_task_that_has_ended_never_stores_started_wherever_track_started_is_set(
+        self, make_app, deliver, where
+    ):
+        class Base(LockedTask):
+            abstract = True
+            track_started = True
+
+        class Init(LockedTask):
+            name = "shop.task"
+
+            def __init__(self):
+                self.track_started = True
+
+            def run(self):
+                return fails()
+
+        def fails():
+            states.append(app.AsyncResult("id").state)
+            raise ValueError
+
+        states = []
+        app = make_app(task_cls=Base) if where == "task_cls" else make_app()
+        app.conf.redislock_on_conflict = "skip"
+        if where == "init":
+            app.register_task(Init())
+        else:
+            options = {"decorator": {"base": LockedTask, "track_started": True}, "abstract base": {"base": Base}}
+            app.task(name="shop.task", shared=False, **options.get(where, {}))(fails)
+        assert [deliver(app, "shop.task", redelivered=True)[0] for _ in range(2)] == ["FAILURE", "IGNORED"]
+        assert (states, app.AsyncResult("id").state) == (["STARTED"], "FAILURE")
 
     @pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")  # of redis-py, to Celery
     def test_a_subclass_of_a_bound_task_has_its_own_word_on_track_started(self, make_app, deliver):
