@@ -136,9 +136,15 @@ def as_in_this_thread(function: Callable[[], R]) -> Callable[[], R]:
     return run
 
 
-def body_attribute(task: Any) -> str:
-    """The name of the attribute with a task's body: if the task has ``autoretry_for``, `run` is a wrapper around it."""
-    return "_orig_run" if hasattr(task, "_orig_run") else "run"
+def retried_body(task: Any) -> Callable[..., Any] | None:
+    """The body of a task with ``autoretry_for``, which has replaced `run` with a wrapper; None for other tasks."""
+    body: Callable[..., Any] | None = getattr(task, "_orig_run", None)
+    return body
+
+
+def set_retried_body(task: Any, body: Callable[..., Any]) -> None:
+    """Have the wrapper of ``autoretry_for`` call another body."""
+    task._orig_run = body
 
 
 def is_retried_unnamed(error: type[Exception]) -> bool:

@@ -46,12 +46,12 @@ class Fail(NamedTuple):
         error = LockConflict(holder.key, holder, message.options.wait_for if self.is_late else None)
         if not self.is_late:
             error.is_expected = True
-            expect(message.task, Expected)
+            expect(type(message.task), Expected)
         return error
 
 
-def expect(task: Task[..., Any], error: type[Exception]) -> None:
-    """Add `error` to what a task `throws`, so that Celery logs it in one line without a traceback."""
+def expect(task: type[Task[..., Any]], error: type[Exception]) -> None:
+    """Add `error` to what a task class `throws`, so that Celery logs it in one line without a traceback."""
     throws = task.throws if isinstance(task.throws, tuple) else (task.throws,)  # Celery also accepts a single class
     if error not in throws and LockConflict not in throws:
         task.throws = (*throws, error)

@@ -1,6 +1,4 @@
-"""Binding: checks a task's lock options and wraps its body, when the task is bound to its app.
-
-All of it is done for a task and not for its class, because a class may have several tasks, each named in ``__init__``.
+"""Binding: checks a task's lock options and wraps its body, once, when the task is bound to its app.
 
 Another lock plugin's options on a task have no effect, and are warned about.
 """
@@ -12,18 +10,19 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from celery import Celery, Task
 
 from celery_redislock.app import is_nobodys
 from celery_redislock.celery_port import (
     all_apps,
-    body_attribute,
     bound_tasks,
     declared_by,
     is_default,
     maker_of_task,
+    retried_body,
+    set_retried_body,
 )
 from celery_redislock.errors import LockConfigError, LockConflict, LockReplaced
 from celery_redislock.options import ATTRIBUTES
@@ -32,6 +31,9 @@ from celery_redislock.policy.replace import end_replaced
 
 from .execution import execution_of
 from .plan import LockAttributes, LockPlan
+
+TaskClass: TypeAlias = "type[Task[..., Any]]"
+
 
 logger = logging.getLogger(__name__)
 
@@ -44,59 +46,83 @@ _said: set[tuple[str, str]] = set()
 REFUSED: ContextVar[dict[str, LockConfigError] | None] = ContextVar("REFUSED", default=None)
 
 
-def registered(app: Celery, cls: type[Task[..., Any]]) -> list[Any]:
-    """The tasks of a class that are registered in `app`. A decorator makes a class for each task."""
-    tasks = bound_tasks(app)
-    found = [tasks.get(str(cls.name))] if "_decorated" in vars(cls) else list(tasks.values())
-    return [task for task in found if type(task) is cls]
+class Body(NamedTuple):
+    """The body of a task."""
+
+    function: Callable[..., Any]
+    is_method: bool
+    """Whether the function's first parameter is the task."""
 
 
-def checked_plan(app: Celery, task: Task[..., Any]) -> LockPlan:
-    """Check the body, options and result backend of a task, and make its plan.
+def body_of(cls: TaskClass) -> Body:
+    """The body of a task class, as a function that is not bound to an instance."""
+    static = inspect.getattr_static(cls, "run")
+    is_method = not isinstance(static, staticmethod)
+    return Body(static if is_method else static.__func__, is_method)
+
+
+def checked_plan(app: Celery, cls: TaskClass, name: str) -> LockPlan:
+    """Check the body, options and result backend of a task class, and make its plan.
 
     Raises:
         LockConfigError: One of them cannot be used with a lock.
     """
-    cls, body = type(task), getattr(task, body_attribute(task))
-    body = getattr(body, "__redislock__", body)
-    name = task.name or app.gen_task_name(str(cls.__name__), cls.__module__)
-    refuse_what_outlives_its_call(f"{name}: its body", body, "let a plain body run it: asyncio.run()")
-    own = own_options(task)
-    plan = LockPlan(app, name, body, own, ignores_result=bool(task.ignore_result), serializer=task.serializer)
+    body = body_of(cls)
+    unguarded = getattr(body.function, "__redislock__", body.function)
+    refuse_what_outlives_its_call(f"{name}: its body", unguarded, "let a plain body run it: asyncio.run()")
+    own = own_options(cls)
+    plan = LockPlan(
+        app, name, body.function, body.is_method, own, ignores_result=bool(cls.ignore_result), serializer=cls.serializer
+    )
     has_own_key = plan.options.args is not None or plan.options.key is not None
     warn_of_leftovers(cls, name, "" if has_own_key else " Its key is made of all its arguments.")
     if plan.options.on_conflict == "raise":
-        expect(task, LockConflict)
+        expect(cls, LockConflict)
     return plan
 
 
-def plan_of_equal(app: Celery, task: Task[..., Any]) -> LockPlan | None:
-    """The plan of the registered task with the class and name of `task`, unless `task` has lock options of its own.
+def checked_name(app: Celery, cls: TaskClass) -> str:
+    """The name of the task of a class. The lock belongs to the class, so it has one task, and that has no options.
 
-    Without it, each ``SomeTask().delay()`` would make a plan.
+    Raises:
+        LockConfigError: The class has a second task, which is not registered then, or its task has options of its own.
     """
-    equal: Any = bound_tasks(app).get(str(task.name))
-    is_equal = type(equal) is type(task) and equal is not task
-    plan: LockPlan | None = equal.lock_plan if is_equal and not any(name in ATTRIBUTES for name in vars(task)) else None
-    return plan
+    known, name = bound_tasks(app), cls.name or app.gen_task_name(str(cls.__name__), cls.__module__)
+    if "_decorated" in vars(cls) and type(known.get(name)) is cls:  # a class of its own: no need to look at all tasks
+        return name
+    tasks: list[Any] = [task for task in known.values() if type(task) is cls]
+    problem = ""
+    if len(tasks) > 1:
+        problem = f"{tasks[0].name} is a task of the same class, whose lock they would share: give each its own class"
+    elif tasks and (own := sorted(ATTRIBUTES & vars(tasks[0]).keys())):
+        problem = f"set {', '.join(own)} on the task's class, not on the task itself"
+    if problem:
+        del known[tasks[-1].name]  # it was just registered
+        raise LockConfigError(f"{tasks[-1].name}: {problem}")
+    return str(tasks[0].name) if tasks else name
 
 
-def guard_body(task: Any) -> None:
-    """Wrap the body of a task with `guard`, unless it is wrapped already."""
-    body = getattr(task, attribute := body_attribute(task))
-    if not hasattr(body, "__redislock__"):
-        setattr(task, attribute, guard(task, body))
+def guard_body(app: Celery, cls: TaskClass, name: str, is_locked: Callable[[], bool]) -> None:
+    """Wrap the body of a task class with `guard`, unless it is wrapped already."""
+    body = body_of(cls)
+    if not hasattr(body.function, "__redislock__"):
+        guarded = guard(cls, name, body.function, is_locked)
+        setattr(cls, "run", guarded if body.is_method else staticmethod(guarded))  # noqa: B010 - mypy
+    task = bound_tasks(app).get(name)
+    original = retried_body(task)
+    if original is not None and not hasattr(original, "__redislock__"):
+        set_retried_body(task, guard(cls, name, original, is_locked))
 
 
-def own_options(task: Task[..., Any]) -> dict[str, Any]:
-    """The ``lock_*`` attributes of a task, its class and the bases of that, by name without the prefix.
+def own_options(cls: TaskClass) -> dict[str, Any]:
+    """The ``lock_*`` attributes of a task class and its bases, by name without the prefix.
 
     Unknown names are included so that they can be refused. Two kinds are not meant for this plugin and are left out:
     attributes of other plugins' task classes, such as celery-singleton's `lock_expiry`, and methods and properties of a
-    class. A callable passed to the decorator or set on the task itself is never a method, so it is included.
+    class. A callable passed to the decorator is never a method, so it is included.
     """
     own: dict[str, Any] = {}
-    for base in reversed(type(task).__mro__):
+    for base in reversed(cls.__mro__):
         is_foreign, is_decorator = is_of_another_plugin(base), "_decorated" in vars(base)
         own |= {
             name: value
@@ -104,11 +130,10 @@ def own_options(task: Task[..., Any]) -> dict[str, Any]:
             if name in ATTRIBUTES
             or (name.startswith("lock_") and not is_foreign and (is_decorator or not hasattr(value, "__get__")))
         }
-    own |= vars(task)
     return {
         name.removeprefix("lock_"): value.__func__ if isinstance(value, staticmethod) else value
         for name, value in own.items()
-        if name.startswith("lock_") and name != "lock_plan"
+        if name != "lock_plan"  # set on a base class that was bound earlier
     }
 
 
@@ -177,7 +202,9 @@ def refused_in(app: Celery, error: LockConfigError) -> LockConfigError:
     )
 
 
-def guard(task: Any, body: Callable[..., Any]) -> Callable[..., Any]:
+def guard(
+    cls: type[Task[..., Any]], name: str, body: Callable[..., Any], is_locked: Callable[[], bool]
+) -> Callable[..., Any]:
     """Wrap a task's body so that it runs only after its lock was requested.
 
     The wrapper raises LockConfigError if a worker did not run `LockedTask.before_start`. If the run has joined another
@@ -188,16 +215,16 @@ def guard(task: Any, body: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(body)
     def run(*args: Any, **kwargs: Any) -> Any:
-        request = task.request_stack.top
+        request = cls.request_stack.top
         if request is None or request.called_directly:
             return body(*args, **kwargs)
         execution = execution_of(request)
         if execution is None:
-            if task.lock_plan is not None and not task.lock_plan.enabled:
+            if not is_locked():
                 return body(*args, **kwargs)
             raise LockConfigError(
-                f"{task.name}: its before_start was overridden without super().before_start(task_id, args, kwargs), so "
-                "the lock was not taken and the body was not run"
+                f"{name}: its before_start was overridden without super().before_start(task_id, args, kwargs), so the "
+                "lock was not taken and the body was not run"
             )
         if execution.joined is not None:
             return execution.joined.value

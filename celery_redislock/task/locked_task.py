@@ -32,7 +32,7 @@ from celery_redislock.options import ATTRIBUTES
 from celery_redislock.protocol.names import Demand
 
 from .async_publish import in_thread
-from .binding import REFUSED, checked_plan, guard_body, is_given, plan_of_equal, refused_in, registered
+from .binding import REFUSED, checked_name, checked_plan, guard_body, is_given, refused_in
 from .execution import execution_of
 from .lock_for import lock_of
 from .lost import is_in_hook
@@ -67,9 +67,8 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
     """A task whose runs with the same key never overlap, unless `lock_limit` allows several.
 
     Use it as ``@app.task(base=LockedTask)``, or as an app's ``task_cls`` for all of its tasks. Options are class
-    attributes: set them in the decorator, in a subclass or in ``task_annotations``; or on ``self`` in the ``__init__``
-    of a class-based task. Their app-wide defaults are the settings ``redislock_*``. A call may set some of them for its
-    own message. docs/options.md lists them all.
+    attributes: set them in the decorator, in a subclass or in ``task_annotations``. Their app-wide defaults are the
+    settings ``redislock_*``. A call may set some of them for its own message. docs/options.md lists them all.
 
     Reading an option of a task, such as ``task.lock_scope``, returns the value that applies: the task's own, the
     app's, or the default. Type checkers know the task's parameters and result if you use `locked_task`, or
@@ -85,24 +84,23 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
         def delay(self, *args: P.args, **kwargs: P.kwargs) -> LockedResult[R_co]:
             """Send a message with these arguments, as `apply_async` does."""
 
-    lock_plan: LockPlan | None = None
+    lock_plan: ClassVar[LockPlan | None] = None
     #: Returns the request class that a worker uses for a task, given the task's name and its own `Request`. Raises
     #: LockConfigError if that is not a request class.
     request_class: ClassVar[staticmethod[[str, Any], Any]]
     #: The task's `track_started`. Celery itself must not store STARTED: it does so before the hooks run, so a copy of
     #: the message would overwrite the first run's outcome.
-    _lock_track_started = False
-    #: Why the task has no plan: it is ``"new"``, not bound yet; it cannot be locked in this app, which was only
-    #: ``"given"`` it by another one; or it is ``"wrong"``, which was found while all tasks were checked. The next use
-    #: of the task checks again.
-    _lock_is_refused: Literal["new", "given", "wrong"] | None = "new"
+    _lock_track_started: ClassVar[bool] = False
+    #: Why the task has no plan: it cannot be locked in this app, which was only ``"given"`` it by another one, or it is
+    #: ``"wrong"``, which was found while all tasks were checked. The next use of the task checks again.
+    _lock_is_refused: ClassVar[Literal["given", "wrong"] | None] = None
     _lock_trace: Callable[..., Any] | None = None
     #: What a worker runs the task with. Celery sets it in each process, and `set_tracer` wraps it.
     __trace__ = property(attrgetter("_lock_trace"), set_tracer, partial(set_tracer, trace=None))
 
     @classmethod
     def bind(cls, app: Celery) -> Celery:
-        """Bind to `app`; check the options and wrap the body of each task of this class.
+        """Bind to `app`, check the options and wrap the body.
 
         A task of another app that Celery shares with this one fails only when it is used here.
 
@@ -110,45 +108,53 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
             LockConfigError: An option of the task or a setting of the app is wrong.
         """
         app = super().bind(app)
-        if str(cls.name).startswith("celery."):  # not a user's task
-            cls._lock_is_refused = None
+        name = checked_name(app, cls)
+        if cls.run is Task.run or name.startswith("celery."):  # not a user's task
             return app
-        for task in registered(app, cls):
-            try:
-                task._prepare_lock(app)
-            except LockConfigError as error:
-                why: Any = vars(task).get("_lock_is_refused") or ("given" if is_given(app) else None)
-                if why is None:
-                    if (refused := REFUSED.get()) is None:
-                        bound_tasks(app).pop(task.name)  # so that the next use of the task fails too
-                        raise
-                    refused[task.name] = error
-                task.lock_plan, task._lock_is_refused = None, why or "wrong"
+        try:
+            cls._prepare_lock(app, name)
+        except LockConfigError as error:
+            why: Any = vars(cls).get("_lock_is_refused") or ("given" if is_given(app) else None)
+            if why is None:
+                if (refused := REFUSED.get()) is None:
+                    bound_tasks(app).pop(name, None)  # so that the next use of the task fails too
+                    raise
+                refused[name] = error
+            cls.lock_plan, cls._lock_is_refused = None, why or "wrong"
+        guard_body(app, cls, name, cls._is_locked)
         return app
 
-    def _prepare_lock(self, app: Celery) -> None:
-        guard_body(self)
-        request: Any = self.Request
+    @classmethod
+    def _prepare_lock(cls, app: Celery, name: str) -> None:
+        request: Any = cls.Request
         if isinstance(request, type):  # a dotted name is resolved by the worker
-            self.request_class(self.name, request)
-        self.lock_plan = plan_of_equal(app, self) or checked_plan(app, self)
-        self._lock_is_refused = None
-        if "_lock_track_started" not in vars(self):
-            self._lock_track_started, self.track_started = bool(self.track_started), False
+            cls.request_class(name, request)
+        cls.lock_plan = checked_plan(app, cls, name)
+        cls._lock_is_refused = None
+        if "_lock_track_started" not in vars(cls):  # not done yet
+            # A base may have it as its own word still, or if it was bound, as this one's.
+            is_inherited = "track_started" not in vars(cls) and cls._lock_track_started
+            cls._lock_track_started, cls.track_started = bool(cls.track_started or is_inherited), False
 
-    def _plan_in_use(self) -> LockPlan | None:
-        """The plan; None for Celery's own tasks. If it was not made when the task was bound, try to make it now.
+    @classmethod
+    def _plan_in_use(cls) -> LockPlan | None:
+        """The plan; None for Celery's own tasks. If it was refused when the task was bound, try to make it now.
 
         Raises:
             LockConfigError: The task cannot be locked in this app.
         """
-        if self._lock_is_refused:
-            app = bind(self)
+        if cls._lock_is_refused:
+            app = bind(cls)
             try:
-                self._prepare_lock(app)
+                cls._prepare_lock(app, checked_name(app, cls))
             except LockConfigError as error:
-                raise (refused_in(app, error) if self._lock_is_refused == "given" else error) from None
-        return self.lock_plan
+                raise (refused_in(app, error) if cls._lock_is_refused == "given" else error) from None
+        return cls.lock_plan
+
+    @classmethod
+    def _is_locked(cls) -> bool:
+        plan = cls._plan_in_use()
+        return plan is not None and plan.enabled
 
     def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
         """Set the task's request class. Celery calls this in a worker's main process, before the first message.
@@ -239,8 +245,6 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
         if any(option.startswith("lock_") for option in options):
             given = take_lock_options(self, self._plan_in_use(), options)
             options["headers"] = {**(options.get("headers") or {}), HEADER: Header(options=given).wire}
-        if self._lock_is_refused:
-            guard_body(self)  # for Celery's tracer, if the task is not registered
         task_postrun.connect(end_eager, weak=False)  # here, because Celery's tracer may not see what is added later
         return super().apply(*args, **options)
 

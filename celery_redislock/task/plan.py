@@ -1,4 +1,4 @@
-"""LockPlan: everything about a task's lock that is computed once per task, and not in each run.
+"""LockPlan: everything about a task's lock that is computed once per task class, and not in each run.
 
 `LockAttributes` declares the options for type checkers and editors. `reservation_ttl` says how long a key stays
 reserved for a message.
@@ -66,8 +66,9 @@ TURN = 1000
 class LockPlan:
     """The lock of one task: its options, its keys, and its app's broker.
 
-    `body` is the task's function or method. `own` holds the task's ``lock_*`` attributes by name, without the prefix.
-    `ignores_result` says whether the task's results are not stored, and `serializer` names the task's serializer.
+    `body` is the task's function; if `is_method`, its first parameter is the task. `own` holds the task's ``lock_*``
+    attributes by name, without the prefix. `ignores_result` says whether the task's results are not stored, and
+    `serializer` names the task's serializer.
 
     Attributes:
         keys: Makes the names of the locks.
@@ -85,6 +86,7 @@ class LockPlan:
         app: Celery,
         task: str,
         body: Callable[..., Any],
+        is_method: bool,
         own: Mapping[str, Any],
         *,
         ignores_result: bool = False,
@@ -101,7 +103,7 @@ class LockPlan:
         self._of_call = lru_cache(_CALLS_KEPT, typed=True)(self._resolve)
         if options.arguments != "first":
             check_serializer(task, serializer)
-        signature = inspect.signature(body)
+        signature = _signature(body, is_method)
         first, *others = options.key if isinstance(options.key, tuple) else (options.key,)
         self.keys = KeyMaker(task, signature, options.args, first)
         #: Make the names of the other keys that each run needs: the rest of `lock_key`, and `lock_also`.
@@ -269,6 +271,13 @@ class LockPlan:
         if is_worker and "@" not in str(hostname):  # as in a worker of `celery.contrib.testing`
             hostname = f"celery@{hostname}"
         return tokens.origin(hostname, self.task)
+
+
+def _signature(body: Callable[..., Any], is_method: bool) -> inspect.Signature:
+    signature = inspect.signature(body)
+    if not is_method:
+        return signature
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
 class LockAttributes:

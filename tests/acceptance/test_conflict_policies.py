@@ -163,23 +163,6 @@ def test_a_message_that_comes_back_is_no_publish_of_the_tasks_own(tasks, start_w
     assert ledger.items() == ["waiting"]
 
 
-def test_tasks_of_one_class_that_are_named_in_its_init_each_have_their_own_key_and_policy(
-    tasks, start_worker, ledger, gate
-):
-    start_worker(4)
-    users = [tasks.named_users.delay("k", gate) for _ in range(2)]  # the second one joins the first
-    wait_until(ledger.conflicts, "one of them has met the lock")
-    orders = tasks.named_orders.delay("k", gate)
-    wait_until(lambda: sorted(ledger.items()) == ["lab.named_orders", "lab.named_users"], "both run")
-    duplicate = tasks.named_orders.delay("k", gate)
-    with pytest.raises(TaskRevokedError, match=orders.id):
-        duplicate.get(timeout=PATIENCE)
-    gate.open()
-    assert [one.get(timeout=PATIENCE) for one in users] == ["lab.named_users"] * 2
-    assert orders.get(timeout=PATIENCE) == "lab.named_orders"
-    assert len(ledger.runs()) == 2
-
-
 class TestJoin:
     @pytest.mark.parametrize("result", [0, "", None, [], False])
     def test_a_falsy_result_is_a_result(self, tasks, start_worker, ledger, result):

@@ -55,7 +55,7 @@ def run(app, key, claim):
 
     def job_again(key): ...
 
-    plan = LockPlan(app, "lab.job_again", job_again, {"args": ["key"], "scope": "job"})
+    plan = LockPlan(app, "lab.job_again", job_again, False, {"args": ["key"], "scope": "job"})
     return Run("id", plan, plan.options, tokens.mint_nonce(), Reservation(key, claim), 1, waited_for=(Demand(key),))
 
 

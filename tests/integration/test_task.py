@@ -452,71 +452,35 @@ class TestBinding:
         assert (state, type(info.exception)) == ("FAILURE", LockConfigError)
         assert "shop.takes_no_lock: its before_start was overridden" in str(info.exception)
 
-    def test_two_tasks_of_one_class_have_keys_and_options_of_their_own(self, make_app):
+    def test_a_second_task_of_a_class_is_refused_and_the_first_keeps_its_lock(self, make_app):
         class Sync(LockedTask):
-            lock_on_conflict = "raise"
-
-            def __init__(self, name, **options):
+            def __init__(self, name):
                 self.name = name
-                vars(self).update(options)
 
             def run(self, key):
                 return self.lock.key
 
         app = make_app()
-        users, orders = (
-            app.register_task(Sync(name, **options))
-            for name, options in [
-                ("shop.users", {}),
-                ("shop.orders", {"lock_key": lambda _: "orders", "lock_lease": 44}),
-            ]
-        )
+        users = app.register_task(Sync("shop.users"))
+        with pytest.raises(LockConfigError, match=r"^shop\.orders: shop\.users is a task of the same class"):
+            app.register_task(Sync("shop.orders"))
         app.finalize()
-        unregistered = Sync("shop.users")
-        assert [task.lock_for(7).timeout for task in (users, orders)] == [30, 44]
-        assert (orders.lock_lease, orders.lock_for(7).name) == (44, "redislock:{orders}")
-        assert unregistered.lock_for(7).name == users.lock_for(7).name
-        assert unregistered.apply((7,)).get() == users.lock_for(7).name
-        with busy(users.lock_for(7)):
-            assert orders.apply((7,)).get() == "redislock:{orders}"
-            for task in (users, unregistered):
-                with pytest.raises(LockConflict):
-                    task.apply((7,)).get()
+        assert "shop.orders" not in app.tasks
+        assert users.apply((7,)).get() == users.lock_for(7).name
 
-    def test_each_app_locks_its_own_instance_of_a_class_by_its_own_settings(self, make_app):
-        class Sync(LockedTask):
-            def __init__(self, name):
-                self.name = name
+    def test_an_option_that_is_set_on_the_task_itself_is_refused(self, make_app):
+        class OptionInInit(LockedTask):
+            name = "shop.task"
 
-            def run(self): ...
-
-        apps = {name: make_app() for name in ("one", "two")}
-        for name, app in apps.items():
-            app.conf.redislock_prefix = name
-            app.register_task(Sync(f"shop.{name}"))
-        names = [app.tasks[f"shop.{name}"].lock_for().name for name, app in apps.items()]
-        assert [name.rpartition(":")[0] for name in names] == ["one:{shop.one", "two:{shop.two"]
-
-    def test_a_misspelt_option_that_is_set_in_init_is_refused(self, make_app):
-        class Misspelt(LockedTask):
-            def __init__(self, name):
-                self.name, self.lock_keys = name, lambda arguments: arguments["key"]
+            def __init__(self):
+                self.lock_on_conflict, self.lock_client = "wait", "an attribute of its own"
 
             def run(self, key): ...
 
         app = make_app()
-        with pytest.raises(LockConfigError, match=r"shop\.misspelt: lock_keys is not known; did you mean lock_key"):
-            app.register_task(Misspelt("shop.misspelt"))
-        assert "shop.misspelt" not in app.tasks
-
-    def test_a_body_that_is_set_in_init_runs_under_its_lock(self, make_app):
-        class Wrapper(LockedTask):
-            def __init__(self, name, run):
-                self.name, self.run = name, run
-
-        app = make_app()
-        task = app.register_task(Wrapper("shop.wrapper", lambda key: task.lock.key))
-        assert task.apply((7,)).get() == task.lock_for(7).name
+        with pytest.raises(LockConfigError, match=r"^shop\.task: set lock_on_conflict on the task's class, not on"):
+            app.register_task(OptionInInit())
+        assert "shop.task" not in app.tasks
 
     @pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")
     @pytest.mark.parametrize("dont", [{}, {"dont_autoretry_for": (KeyError,)}], ids=["", "dont_autoretry_for"])
@@ -552,22 +516,13 @@ class TestBinding:
         assert deliver(task.app, "shop.task")[0] == "RETRY"
 
     @pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")
-    @pytest.mark.parametrize("where", ["decorator", "abstract base", "task_cls", "init"])
+    @pytest.mark.parametrize("where", ["decorator", "abstract base", "task_cls"])
     def test_a_copy_of_a_task_that_has_ended_never_stores_started_wherever_track_started_is_set(
         self, make_app, deliver, where
     ):
         class Base(LockedTask):
             abstract = True
             track_started = True
-
-        class Init(LockedTask):
-            name = "shop.task"
-
-            def __init__(self):
-                self.track_started = True
-
-            def run(self):
-                return fails()
 
         def fails():
             states.append(app.AsyncResult("id").state)
@@ -576,11 +531,8 @@ class TestBinding:
         states = []
         app = make_app(task_cls=Base) if where == "task_cls" else make_app()
         app.conf.redislock_on_conflict = "skip"
-        if where == "init":
-            app.register_task(Init())
-        else:
-            options = {"decorator": {"base": LockedTask, "track_started": True}, "abstract base": {"base": Base}}
-            app.task(name="shop.task", shared=False, **options.get(where, {}))(fails)
+        options = {"decorator": {"base": LockedTask, "track_started": True}, "abstract base": {"base": Base}}
+        app.task(name="shop.task", shared=False, **options.get(where, {}))(fails)
         assert [deliver(app, "shop.task", redelivered=True)[0] for _ in range(2)] == ["FAILURE", "IGNORED"]
         assert (states, app.AsyncResult("id").state) == (["STARTED"], "FAILURE")
 

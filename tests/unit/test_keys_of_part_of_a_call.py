@@ -60,7 +60,7 @@ def test_the_key_of_a_part_of_a_call_is_that_of_the_call(
     task = locked_task(function, bind=function is bill_bound, **options)
     (args, kwargs), (all_args, all_kwargs) = part, whole
     own = {name.removeprefix("lock_"): value for name, value in options.items()}
-    plan = LockPlan(task.app, task.name, task.run, own)
+    plan = LockPlan(task.app, task.name, function, function is bill_bound, own)
     key = plan.demand(all_args, all_kwargs).key
     assert task.lock_for(*args, **kwargs).name == task.lock_for(*all_args, **all_kwargs).name == key
 

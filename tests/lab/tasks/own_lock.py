@@ -63,7 +63,6 @@ def define(app: Celery, ledger: Ledger) -> None:
         return "not aborted"
 
     _define_inner_calls(app, ledger)
-    _define_named_in_init(app, ledger)
 
 
 def _define_inner_calls(app: Celery, ledger: Ledger) -> None:
@@ -116,30 +115,4 @@ def _define_inner_calls(app: Celery, ledger: Ledger) -> None:
 
     if is_chosen(app, "calls"):
         # A task that is registered at once would read the app's settings before a test sets them.
-        app.on_after_finalize.connect(register, weak=False)
-
-
-def _define_named_in_init(app: Celery, ledger: Ledger) -> None:
-    """``lab.named_users`` and ``lab.named_orders``: two tasks of one class, which is retried after any error."""
-
-    class Named(LockedTask):
-        lock_args = ("key",)
-        lock_lease = 5.0
-        lock_on_lost = "abort"
-        ignore_result = False
-        autoretry_for = (Exception,)
-
-        def __init__(self, name: str, policy: Any) -> None:
-            self.name, self.lock_on_conflict = name, policy
-
-        def run(self, key: str, file: str) -> str:
-            with ledger.run(key, self.name):
-                spend(0.0, file)
-            return self.name
-
-    def register(**_: object) -> None:
-        app.register_task(Named("lab.named_users", "join"))
-        app.register_task(Named("lab.named_orders", "skip"))
-
-    if is_chosen(app, "named_users"):
         app.on_after_finalize.connect(register, weak=False)
