@@ -147,16 +147,6 @@ def set_retried_body(task: Any, body: Callable[..., Any]) -> None:
     task._orig_run = body
 
 
-def is_retried_unnamed(error: type[Exception]) -> bool:
-    """Whether ``autoretry_for`` has called `Task.retry`, which asks this, and does not name `error` itself."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name == "retry":  # a subclass may call it with `super()`
-        frame = frame.f_back
-    if frame is None or frame.f_globals.get("__name__") != "celery.app.autoretry":
-        return False
-    return error not in frame.f_locals["autoretry_for"]
-
-
 def as_sent(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
     """The arguments of a call as `apply_async` sends them: with ``pydantic=True``, models become dicts."""
     dump = getattr(task, "_dump_pydantic_arguments", None)

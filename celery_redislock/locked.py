@@ -103,7 +103,7 @@ class Locked:
         self._app = app
         self._given = given
         self._settings: _Settings | None = None
-        self._of_block: dict[tuple[LockServer | None, bool], Any] = {}
+        self._of_block: dict[tuple[LockServer, bool], Any] = {}
 
     def __repr__(self) -> str:
         return f"<locked {shown(self._shown, LONGEST)}>" if self._templates else "<locked>"
@@ -112,8 +112,7 @@ class Locked:
         """Decorate `function`, which may be async: each call holds the key while it runs.
 
         Raises:
-            LockConfigError: The function is a generator, or lacks a parameter that the template names. Also when a call
-                returns a coroutine or a generator, as that of another decorator may.
+            LockConfigError: The function is a generator, or lacks a parameter that the template names.
         """
         if self._values is not None:
             raise LockConfigError(f"{self._what}: values are only for a block; a function uses its arguments")
@@ -136,11 +135,7 @@ class Locked:
         @functools.wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
             with self._resolve().lock(lambda: names(args, kwargs), is_async=False):
-                result = function(*args, **kwargs)
-            if inspect.iscoroutine(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
-                what = f"{name} has returned a {type(result).__name__}, which runs only after the lock was released"
-                raise LockConfigError(f"{self._what}: {what}; put @locked below the other decorators")
-            return result
+                return function(*args, **kwargs)
 
         return cast("Callable[P, R]", run_async) if is_async else run
 
@@ -179,7 +174,9 @@ class Locked:
     def _block(self, *, is_async: bool = False) -> Any:
         """The lock for a block, one per server: a `Lock` tells its threads and contexts apart by itself."""
         settings = self._resolve()
-        at = server_of(settings.app) if is_enabled(settings.app) else None, is_async
+        if not is_enabled(settings.app):
+            return AsyncNoLock() if is_async else NoLock()
+        at = server_of(settings.app), is_async
         return self._of_block.get(at) or self._of_block.setdefault(at, settings.lock(self._names, is_async=is_async))
 
     def _names(self) -> list[str]:

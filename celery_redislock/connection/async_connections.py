@@ -36,7 +36,6 @@ class AsyncConnections:
         self._pool = redis_port.pool_for_asyncio(client, socket_timeout=None)
         self._seconds = command_time(client)
         self._turns = asyncio.Semaphore(client.connection_pool.max_connections)
-        self._silences = 0
         self._free = [self._pool.make_connection()]  # here redis-py rejects an option that it does not know
 
     async def ask(self, command: Command, *, asking: bool = False) -> Reply:
@@ -45,17 +44,20 @@ class AsyncConnections:
         Raises:
             RedisError: The server did not answer in time, or refused the command.
         """
-        silences = self._silences
-        async with self._turns:  # for as long as the server keeps answering other callers
-            if silences != self._silences:
-                raise RedisTimeoutError("other commands got no answer")
-            try:
-                async with asyncio.timeout(self._seconds):
-                    reply = await self._ask(command, asking)
-            except TimeoutError:
-                self._silences += 1
-                await self.close()
-                raise RedisTimeoutError(f"no answer within {self._seconds:g} s") from None
+        try:
+            async with asyncio.timeout(self._seconds), self._turns:
+                connection = self._free.pop() if self._free else self._pool.make_connection()
+                try:
+                    reply = await self._ask(connection, command, asking)
+                except BaseException as error:
+                    await connection.disconnect(nowait=True)  # a reply on its way would be taken for the next one's
+                    if isinstance(error, RedisConnectionError):  # the others may be dead too
+                        await self.close()
+                    raise
+                self._free.append(connection)
+        except TimeoutError:
+            await self.close()
+            raise RedisTimeoutError(f"no answer within {self._seconds:g} s") from None
         return reply if type(reply) is list else [reply]
 
     async def close(self) -> None:
@@ -64,19 +66,7 @@ class AsyncConnections:
             await self._free.pop().disconnect(nowait=True)
         await redis_port.close_sentinels(self._pool)
 
-    async def _ask(self, command: Command, asking: bool) -> Any:
-        connection = self._free.pop() if self._free else self._pool.make_connection()
-        try:
-            reply = await self._ask_on(connection, command, asking)
-        except BaseException as error:
-            await connection.disconnect(nowait=True)  # a reply on its way would be taken for the next one's
-            if isinstance(error, RedisConnectionError):  # the others may be dead too
-                await self.close()
-            raise
-        self._free.append(connection)
-        return reply
-
-    async def _ask_on(self, connection: Any, command: Command, asking: bool) -> Any:
+    async def _ask(self, connection: Any, command: Command, asking: bool) -> Any:
         words = str(len(command.keys)), *command.keys, *command.values
         for script in (("EVALSHA", command.script.sha), ("EVAL", command.script.text)):
             if asking:

@@ -157,8 +157,7 @@ class Connections:
         self._client = client
         self._spare: list[Connection] = []
         self._queue: ConnectionQueue[Connection] = ConnectionQueue()
-        self._pid = os.getpid()
-        self._is_closed = False
+        self._pid, self._is_closed = os.getpid(), False
         # Leave half of the connections in the pool for code that uses the client itself, such as the command line.
         self._max_spare = min(MAX_SPARE, client.connection_pool.max_connections // 2)
 

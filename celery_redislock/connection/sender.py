@@ -73,8 +73,7 @@ class Sender:
         self.later: Callable[[Command], object] | None = None
         self._answered = False
         self.outage_of = outage_of
-        self.read_late = transport.read_late
-        self.close = transport.close
+        self.read_late, self.close = transport.read_late, transport.close
         self.known: set[Script] = set()
 
     def ask(self, command: Command, undo: Callable[[], Command] | None = None) -> Answer:

@@ -60,13 +60,9 @@ class LockStore:
     """
 
     def __init__(self, sender: Sender) -> None:
-        self.sender = sender
-        self.outage_of = sender.outage_of
-        self.ask = sender.ask
-        self.send = sender.is_done
-        self.send_late = sender.send_late
-        self.undo = sender.undo
-        self.read_late = sender.read_late
+        self.sender, self.outage_of = sender, sender.outage_of
+        self.ask, self.send, self.undo = sender.ask, sender.is_done, sender.undo
+        self.send_late, self.read_late = sender.send_late, sender.read_late
         self.close = sender.close
 
     @classmethod

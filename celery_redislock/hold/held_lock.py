@@ -211,8 +211,7 @@ class HeldLock(Term):
         self.calls: list[tuple[list[Any], dict[str, Any]]] = []
         self.on_lost, self.on_asked = on_lost, on_asked
         self.replaced: str | None = None
-        self.max_hold = max_hold
-        self.stop_at = math.inf
+        self.max_hold, self.stop_at = max_hold, math.inf
         self._lost: str | None = None
         self._others: tuple[HeldLock, ...] = ()
 

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 from redis.exceptions import LockError
 
 from celery_redislock.connection.store import LockStore
-from celery_redislock.errors import LONGEST, LockConfigError, LockLost, LockUnavailable, shown
+from celery_redislock.errors import LONGEST, LockConfigError, LockLost, shown
 from celery_redislock.hold.held_lock import KEY_GONE, LONGEST_TTL, NOT_OURS, HeldLock, State
 from celery_redislock.options import check_limit
 from celery_redislock.protocol import tokens
@@ -56,8 +56,7 @@ class Entry:
 
     def __init__(self, held: HeldLock, server: LockServer, *, is_renewed: bool = False, is_own: bool = True) -> None:
         self.held, self.server, self.is_own = held, server, is_own
-        self._is_renewed = is_renewed
-        self.count = 1
+        self._is_renewed, self.count = is_renewed, 1
         self._owner: Any = None
 
     def __del__(self) -> None:
@@ -130,7 +129,8 @@ class Local:
 
     Attributes:
         entries: What it has entered and not left, each entry as many times as that. With a limit, it may enter several.
-        other: The token of another object, whose lock this one takes over; None if it takes over none.
+        other: The token of another object, whose lock this one takes over; empty if it was told to hold none; None if
+            its own entries count.
     """
 
     def __init__(self) -> None:
@@ -140,13 +140,13 @@ class Local:
     @property
     def token(self) -> bytes | None:
         """The token, as in redis-py, whose users may store one here."""
-        return self.other or next((one.held.token.value for one in reversed(self.entries)), None)
+        own = (one.held.token.value for one in reversed(self.entries))
+        return next(own, None) if self.other is None else self.other or None
 
     @token.setter
     def token(self, token: bytes | None) -> None:
-        if token != self.token:
-            self.entries.clear()
-            self.other = token
+        is_own = any(one.held.token.value == token for one in self.entries[-1:])
+        self.other = None if is_own else token or b""
 
 
 class _ThreadLocal(threading.local, Local):
@@ -194,8 +194,7 @@ class Handle:
         self.redis, self.name = client, name
         self.timeout, self.sleep = timeout, sleep
         self.blocking, self.blocking_timeout = blocking, blocking_timeout
-        self.thread_local = bool(thread_local)
-        self.raise_on_release_error = raise_on_release_error
+        self.thread_local, self.raise_on_release_error = bool(thread_local), raise_on_release_error
         self.renew, self.reentrant = renew, reentrant
         self._local = self._new_local()
         self._by_context = reentrant and thread_local
@@ -274,6 +273,7 @@ class Handle:
             if local.other is None:  # another thread has just left it
                 return self._unset()
             local.other = None
+            local.entries.clear()
         return entry
 
     def _leave(self) -> Entry | None:
@@ -321,14 +321,7 @@ class Handle:
         return Hold(self.demand, tokens.mint(tokens.mint_nonce(), None, _origin()))
 
     def _keep(self, server: LockServer, held: HeldLock) -> Entry:
-        """The entry of a lock that was just granted.
-
-        Raises:
-            LockUnavailable: The reply took so long that the lock is over.
-        """
-        if held.left <= 0:
-            server.undo_later(held.hold.undo())
-            raise LockUnavailable(held.key, f"it granted the lock only after its timeout of {held.lease:g} s")
+        """The entry of a lock that was just granted."""
         entry = Entry(held, server, is_renewed=self.renew)
         if self.renew:
             server.keeper.add(held)
@@ -372,7 +365,7 @@ class Handle:
         """The entry that the caller holds through this object; None if there is none."""
         local = self.local
         if local.other is not None:
-            return self._adopt(local.other)
+            return self._adopt(local.other) if local.other else None
         for entry in reversed(local.entries):
             if entry.is_of_this_process and (not self._by_context or entry.is_mine):
                 return entry

@@ -24,7 +24,7 @@ from celery_redislock.celery_port import (
     retried_body,
     set_retried_body,
 )
-from celery_redislock.errors import LockConfigError, LockConflict, LockReplaced
+from celery_redislock.errors import LockConfigError, LockConflict, LockLost, LockReplaced
 from celery_redislock.options import ATTRIBUTES
 from celery_redislock.policy.raise_ import expect
 from celery_redislock.policy.replace import end_replaced
@@ -78,7 +78,18 @@ def checked_plan(app: Celery, cls: TaskClass, name: str) -> LockPlan:
     warn_of_leftovers(cls, name, "" if has_own_key else " Its key is made of all its arguments.")
     if plan.options.on_conflict == "raise":
         expect(cls, LockConflict)
+    spare_lost_locks(cls)
     return plan
+
+
+def spare_lost_locks(cls: TaskClass) -> None:
+    """Have ``autoretry_for=(Exception,)`` let LockLost pass: another run may hold the key already.
+
+    A task that names LockLost itself among its errors is retried.
+    """
+    retried, spared = (tuple(getattr(cls, name, ())) for name in ("autoretry_for", "dont_autoretry_for"))
+    if retried and LockLost not in (*retried, *spared):
+        cls.dont_autoretry_for = (*spared, LockLost)  # type: ignore[attr-defined]
 
 
 def checked_name(app: Celery, cls: TaskClass) -> str:
@@ -91,13 +102,11 @@ def checked_name(app: Celery, cls: TaskClass) -> str:
     if "_decorated" in vars(cls) and type(known.get(name)) is cls:  # a class of its own: no need to look at all tasks
         return name
     tasks: list[Any] = [task for task in known.values() if type(task) is cls]
-    problem = ""
-    if len(tasks) > 1:
-        problem = f"{tasks[0].name} is a task of the same class, whose lock they would share: give each its own class"
-    elif tasks and (own := sorted(ATTRIBUTES & vars(tasks[0]).keys())):
-        problem = f"set {', '.join(own)} on the task's class, not on the task itself"
-    if problem:
+    own = sorted(ATTRIBUTES & vars(tasks[-1]).keys()) if tasks else []
+    if len(tasks) > 1 or own:
         del known[tasks[-1].name]  # it was just registered
+        shared = f"{tasks[0].name} is a task of the same class, whose lock they would share: give each its own class"
+        problem = f"set {', '.join(own)} on the task's class, not on the task itself" if own else shared
         raise LockConfigError(f"{tasks[-1].name}: {problem}")
     return str(tasks[0].name) if tasks else name
 

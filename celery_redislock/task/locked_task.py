@@ -17,8 +17,8 @@ from celery.signals import task_postrun
 from celery.utils.imports import symbol_by_name
 
 from celery_redislock.app import server_of
-from celery_redislock.celery_port import as_sent, bind, bound_tasks, is_retried_unnamed
-from celery_redislock.errors import LockConfigError, LockInfo, LockKeyError, LockLost
+from celery_redislock.celery_port import as_sent, bind, bound_tasks
+from celery_redislock.errors import LockConfigError, LockInfo, LockKeyError
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.lock.async_lock import Lock as AsyncLock
 from celery_redislock.lock.async_server import AsyncServer
@@ -133,8 +133,8 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
         cls._lock_is_refused = None
         if "_lock_track_started" not in vars(cls):  # not done yet
             # A base may have it as its own word still, or if it was bound, as this one's.
-            is_inherited = "track_started" not in vars(cls) and cls._lock_track_started
-            cls._lock_track_started, cls.track_started = bool(cls.track_started or is_inherited), False
+            moved = "track_started" not in vars(cls) and cls._lock_track_started
+            cls._lock_track_started, cls.track_started = bool(cls.track_started or moved), False
 
     @classmethod
     def _plan_in_use(cls) -> LockPlan | None:
@@ -344,7 +344,7 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
         server, demands = AsyncServer.here(server_of(plan.app)), self._demands(plan, args, kwargs)
         return _first_taken(demands, [await server.inspect(one) for one in demands])
 
-    if not TYPE_CHECKING:  # type checkers know the options from LockAttributes, and `retry` from Celery
+    if not TYPE_CHECKING:  # type checkers know the options from LockAttributes
 
         def __getattr__(self, name: str) -> Any:
             """An option that is set neither on the task nor on a base: the value that applies."""
@@ -352,16 +352,6 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
             if plan is None:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             return getattr(plan.options, name.removeprefix("lock_"))
-
-        def retry(self, *args: Any, **options: Any) -> Any:
-            """Send the task again, as Celery does.
-
-            ``autoretry_for`` retries LockLost only if it names it, because another run may hold the key already.
-            """
-            error = options.get("exc")
-            if isinstance(error, LockLost) and is_retried_unnamed(LockLost):
-                raise error
-            return super().retry(*args, **options)
 
     def _store_started(self, task_id: str, request: Context) -> None:
         if not request.is_eager and not ignores_result(self, request):

@@ -39,19 +39,6 @@ def test_a_body_that_has_called_a_body_is_aborted_all_the_same(tasks, start_work
     assert caught.value.key == key
 
 
-def test_a_task_that_is_named_in_its_init_is_aborted_too_and_autoretry_lets_that_pass(
-    tasks, start_worker, ledger, locks, gate
-):
-    start_worker(1)
-    result = tasks.named_users.delay("k", gate)
-    wait_until(ledger.runs, "it runs")
-    key = tasks.named_users.lock_for("k").name
-    locks.client.delete(key)
-    with pytest.raises(LockLost) as caught:
-        result.get(timeout=10)
-    assert (caught.value.key, ledger.items()) == (key, ["lab.named_users"])
-
-
 def test_by_default_a_body_goes_on_and_its_outcome_stands(tasks, start_worker, ledger, locks, gate):
     worker = start_worker(1)
     result = tasks.late.delay("k", "item", gate)

@@ -133,35 +133,6 @@ def test_the_body_that_autoretry_calls_can_be_replaced(app):
     assert task.apply().get() == "after"
 
 
-@pytest.mark.parametrize("is_overridden", [False, True])
-def test_autoretry_is_known_where_it_calls_retry_and_so_is_what_it_names(app, is_overridden):
-    class Base(Task):
-        abstract = True
-
-        def retry(self, *_: Any, exc: Any = None, **__: Any) -> Any:
-            seen.append((celery_port.is_retried_unnamed(OSError), celery_port.is_retried_unnamed(KeyError)))
-            raise exc
-
-    class Override(Base):
-        abstract = True
-
-        def retry(self, *args: Any, **options: Any) -> Any:
-            return super().retry(*args, **options)
-
-    base = Override if is_overridden else Base
-
-    @app.task(name="contracts.retries", shared=False, bind=True, base=base, autoretry_for=(OSError,))
-    def retries(self: Any, error: Exception, by_itself: bool) -> None:
-        if by_itself:
-            self.retry(exc=error)
-        raise error
-
-    seen: list[tuple[bool, bool]] = []
-    retries.apply((OSError(), False))
-    retries.apply((ValueError(), True))
-    assert seen == [(False, True), (False, False)]
-
-
 def test_a_tracer_is_kept_in_the_task_called_by_what_is_there_and_tells_the_state(app):
     @app.task(name="contracts.traced", shared=False, bind=True)
     def traced(self: Any, how: type[Exception] | None) -> str:

@@ -432,33 +432,6 @@ class TestWaiting:
         asyncio.run(main())
 
 
-class TestMoreCoroutinesThanConnections:
-    @pytest.fixture
-    def acquire(self, lock_proxy):
-        """Has each coroutine acquire a lock of its own over two connections, and returns what became of it."""
-
-        def acquire(count, **time_outs):
-            async def main():
-                async with redis.asyncio.Redis.from_url(lock_proxy.url, max_connections=2, **time_outs) as client:
-                    locks = [Lock(client, f"{NAME}:{number}", timeout=30) for number in range(count)]
-                    outcomes = [one.acquire(blocking=False) for one in locks]
-                    return await asyncio.gather(*outcomes, return_exceptions=True)
-
-            return asyncio.run(main())
-
-        return acquire
-
-    def test_all_get_an_answer_although_that_takes_longer_than_a_command_may(self, acquire, lock_proxy):
-        lock_proxy.delay(0.3, to=b"EVALSHA")
-        assert acquire(24, socket_timeout=0.5, socket_connect_timeout=0.5) == [True] * 24
-
-    @pytest.mark.timeout(30)
-    def test_none_waits_for_a_silent_server_after_the_others(self, acquire, lock_proxy):
-        lock_proxy.blackhole()
-        outcomes = acquire(200, socket_timeout=0.25, socket_connect_timeout=0.25)
-        assert {type(one) for one in outcomes} == {LockUnavailable}
-
-
 class TestLocked:
     @pytest.fixture
     def app(self, config):

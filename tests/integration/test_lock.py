@@ -192,20 +192,21 @@ def test_a_lock_with_a_timeout_of_0_never_ends_and_cannot_be_extended(make, lock
         assert lock.owned()
 
 
+def test_a_token_that_is_taken_away_and_put_back_is_the_same_lock(make, often):
+    with make(timeout=30, renew=True, fence=True) as lock:
+        held, token = held_by(lock), lock.local.token
+        lock.local.token = None
+        assert (lock.state, lock.token, lock.local.token) == (None, None, None)
+        lock.local.token = token
+        assert (held_by(lock), lock.fence) == (held, held.fence)
+        deadline = held.deadline
+        wait_until(lambda: held.deadline > deadline, "it is still renewed")
+
+
 @pytest.fixture
 def make_behind(lock_proxy):
     with redis.Redis.from_url(lock_proxy.url, socket_timeout=15) as client:
         yield lambda **options: Lock(client, NAME, **options)
-
-
-def test_a_lock_that_is_granted_only_after_its_timeout_is_not_held(make_behind, locks, lock_proxy):
-    lock = make_behind(timeout=0.3)
-    locks.client.script_load(ACQUIRE.text)
-    lock_proxy.delay(0.5, to=b"EVALSHA", where=ACQUIRE.sha.encode())
-    with pytest.raises(LockUnavailable, match="it granted the lock only after its timeout"):
-        lock.acquire()
-    assert (lock.state, lock.token) == (None, None)
-    assert Lock(locks.client, NAME).acquire(blocking_timeout=10)
 
 
 @pytest.mark.parametrize("shorten", [lambda lock: lock.extend(20, replace_ttl=True), Lock.reacquire])

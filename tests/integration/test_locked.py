@@ -286,25 +286,6 @@ class TestDecorator:
             with pytest.raises(LockConfigError, match="async or a generator"):
                 how(function)
 
-    @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
-    def test_a_call_that_returns_what_runs_only_later_is_an_error(self):
-        def traced(function):
-            return functools.wraps(function)(lambda *args: function(*args))
-
-        @locked("stock")
-        @traced
-        async def count():
-            raise AssertionError("it runs")
-
-        @locked("stock")
-        @traced
-        def numbers():
-            yield 1
-
-        for function, what in ((count, "coroutine"), (numbers, "generator")):
-            with pytest.raises(LockConfigError, match=f"has returned a {what}, which runs only after the lock was"):
-                function()
-
     @pytest.mark.parametrize(
         ("function", "said"),
         [
