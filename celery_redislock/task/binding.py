@@ -101,10 +101,10 @@ def checked_name(app: Celery, cls: TaskClass) -> str:
     known, name = bound_tasks(app), cls.name or app.gen_task_name(str(cls.__name__), cls.__module__)
     if "_decorated" in vars(cls) and type(known.get(name)) is cls:  # a class of its own: no need to look at all tasks
         return name
-    tasks: list[Any] = [task for task in known.values() if type(task) is cls]
+    tasks: list[Any] = [*{task.name: task for task in known.values() if type(task) is cls}.values()]  # or by an alias
     own = sorted(ATTRIBUTES & vars(tasks[-1]).keys()) if tasks else []
     if len(tasks) > 1 or own:
-        del known[tasks[-1].name]  # it was just registered
+        known.pop(tasks[-1].name, None)  # it was just registered
         shared = f"{tasks[0].name} is a task of the same class, whose lock they would share: give each its own class"
         problem = f"set {', '.join(own)} on the task's class, not on the task itself" if own else shared
         raise LockConfigError(f"{tasks[-1].name}: {problem}")

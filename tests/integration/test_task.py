@@ -464,7 +464,9 @@ class TestBinding:
         users = app.register_task(Sync("shop.users"))
         with pytest.raises(LockConfigError, match=r"^shop\.orders: shop\.users is a task of the same class"):
             app.register_task(Sync("shop.orders"))
+        app.tasks["shop.alias"] = users
         app.finalize()
+        users.bind(app)
         assert "shop.orders" not in app.tasks
         assert users.apply((7,)).get() == users.lock_for(7).name
 
