@@ -101,7 +101,7 @@ def checked_name(app: Celery, cls: TaskClass) -> str:
     known, name = bound_tasks(app), cls.name or app.gen_task_name(str(cls.__name__), cls.__module__)
     if "_decorated" in vars(cls) and type(known.get(name)) is cls:  # a class of its own: no need to look at all tasks
         return name
-    tasks: list[Any] = [*{task.name: task for task in known.values() if type(task) is cls}.values()]  # or by an alias
+    tasks: list[Any] = [*{task.name: task for task in known.values() if type(task) is cls}.values()]  # not its aliases
     own = sorted(ATTRIBUTES & vars(tasks[-1]).keys()) if tasks else []
     if len(tasks) > 1 or own:
         known.pop(tasks[-1].name, None)  # it was just registered
