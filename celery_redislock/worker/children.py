@@ -26,7 +26,8 @@ from celery_redislock.protocol.tokens import RESERVED, call_at, known_by
 from celery_redislock.task.lost import NextAttempt
 from celery_redislock.task.plan import LockPlan
 
-from .worker_port import children_of, listed
+from .slots import slots_of
+from .worker_port import idle_children
 
 logger = logging.getLogger(__name__)
 
@@ -122,15 +123,10 @@ class Children:
         """Record that Celery is about to kill the child `pid`, and already counts its run as ended."""
         self._condemned.add(pid)
 
-    def living(self, pool: Any) -> int:
-        """How many children of `pool` are alive and not about to be killed. Thread-safe.
-
-        Celery may take five seconds to replace a dead child. Until it notices the death, it counts the child's run as
-        active, which takes a slot: such a child counts as alive here, so that it does not cost two.
-        """
-        busy = {request.worker_pid for request in listed(state.active_requests)}
-        pids = {child.pid for child in children_of(pool)} - self._condemned - {None}  # without a pid until it starts
-        return sum(pid in busy or not is_dead(pid) for pid in pids)
+    def dead(self, pool: Any) -> int:
+        """How many children of `pool` that have no message are dead or about to be killed. Thread-safe."""
+        idle = idle_children(pool) if pool.uses_semaphore and slots_of(pool) else ()
+        return sum(pid in self._condemned or is_dead(pid) for pid in idle)
 
     def keep_reservation(self, pid: Any, nonce: str) -> None:
         """Record that the message of the run `nonce` was sent back, and still needs its reservation.

@@ -52,13 +52,16 @@ class Slots(ABC):
         consumer: Celery's consumer.
         on_held: Called when a slot is held, so that a waiting message can be called to its key.
         wake_up: Has `settle` called soon. Thread-safe.
+        is_waited: Returns whether a message waits in the worker.
     """
 
-    def __init__(self, consumer: Any, on_held: Callable[[], None], wake_up: Callable[[], None]) -> None:
+    def __init__(
+        self, consumer: Any, on_held: Callable[[], None], wake_up: Callable[[], None], is_waited: Callable[[], bool]
+    ) -> None:
         self._consumer = consumer
         self._pool = consumer.pool
         self._run: Callable[[Request], object] = consumer.on_task_request
-        self._on_held, self._wake_up = on_held, wake_up
+        self._on_held, self._wake_up, self._is_waited = on_held, wake_up, is_waited
         #: The fetched messages at the gate.
         self._fetched: deque[Request] = deque()
         #: When each held slot became free, by `time.monotonic()`.
@@ -73,13 +76,9 @@ class Slots(ABC):
         self._ended: deque[Request] = deque()
         self._seen = 0
 
-    def starts_round(self, living: Callable[[Any], int]) -> None:
-        """Count the dead children: their slots are lost until Celery replaces them, up to five seconds later.
-
-        `living` returns how many children of the pool are alive.
-        """
-        slots = slots_of(self._pool)
-        self._dead = max(0, slots - living(self._pool)) if slots and self._pool.uses_semaphore else 0
+    def starts_round(self, dead: int) -> None:
+        """Begin a room's round. `dead` children have no slot until the pool replaces them."""
+        self._dead = dead
         self._seen = len(self._ended)
 
     def ends_round(self, wanted: int) -> bool:
@@ -90,12 +89,12 @@ class Slots(ABC):
                 self._ended.popleft()
         return wanted != self._wanted or bool(self._held)
 
-    def settle(self, wanted: int) -> float:
+    def settle(self, wanted: int, dead: int) -> float:
         """Hold slots for `wanted` waiting messages, and let fetched ones have the others.
 
-        Return after how many seconds to call this again.
+        Return after how many seconds to call this again. For `dead`, see `starts_round`.
         """
-        self._wanted = wanted
+        self._wanted, self._dead = wanted, dead
         self._note_ended()
         self._fill()
         while len(self._held) > self._claims:
@@ -190,8 +189,8 @@ class SemaphoreSlots(Slots):
     The gate asks the semaphore for slots, and decides which message gets one when it is free.
     """
 
-    def __init__(self, consumer: Any, on_held: Callable[[], None], wake_up: Callable[[], None]) -> None:
-        super().__init__(consumer, on_held, wake_up)
+    def __init__(self, consumer: Any, *hooks: Any) -> None:
+        super().__init__(consumer, *hooks)
         self._semaphore = consumer.controller.semaphore
         #: How many slots the semaphore was asked for and has not granted yet.
         self._asked = 0
@@ -206,6 +205,13 @@ class SemaphoreSlots(Slots):
         super().clear()
         self._asked = 0
 
+    def settle(self, wanted: int, dead: int) -> float:
+        """See `Slots.settle`."""
+        # Billiard releases a child's slot after its last run, and again when the child is replaced.
+        while self._held and len(self._held) + self._in_pool > slots_of(self._pool) - dead:
+            self._held.pop()
+        return super().settle(wanted, dead)
+
     def _fill(self) -> None:
         # The next slot to become free may be that of a called run: hold it too, unless another slot is free already.
         coming = len(self._followed) if self._semaphore.value <= 0 else 0
@@ -217,7 +223,7 @@ class SemaphoreSlots(Slots):
     def _granted(self) -> None:
         """Called by the semaphore when it has a slot."""
         self._asked -= 1
-        if self._wanted or self._followed:
+        if self._followed or self._is_waited() or self.free() < 0:
             self._hold()
             self._wake_up()  # to settle once Celery has recorded the end of the previous run
         else:
@@ -229,9 +235,13 @@ class SemaphoreSlots(Slots):
     def free(self, starting: int = 0) -> int:
         """See `Slots.free`."""
         # The semaphore counts a slot twice if a child has died or the pool has grown, so count the pool's runs as well.
-        in_pool = len(state.reserved_requests) - len(self._fetched) - starting
         value: int = self._semaphore.value
-        return min(len(self._held) + value, slots_of(self._pool) - self._dead - in_pool)
+        return min(len(self._held) + value, slots_of(self._pool) - self._dead - self._in_pool + starting)
+
+    @property
+    def _in_pool(self) -> int:
+        """How many messages the pool has."""
+        return len(state.reserved_requests) - len(self._fetched)
 
     def _start_in_held(self, request: Request) -> None:
         run_in_acquired_slot(self._consumer, request)

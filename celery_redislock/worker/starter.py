@@ -117,17 +117,10 @@ class GatedSlots(Slots):
     """The slots of ``threads``, ``gevent`` and ``eventlet``, and of ``prefork`` in a worker without an event loop.
 
     While messages wait in the worker, fetched messages stop at the gate until a slot is free. Otherwise they pass.
-
-    Args:
-        consumer, on_held, wake_up: See `Slots`.
-        is_waited: Returns whether a message waits in the worker.
     """
 
-    def __init__(
-        self, consumer: Any, on_held: Callable[[], None], wake_up: Callable[[], None], is_waited: Callable[[], bool]
-    ) -> None:
-        super().__init__(consumer, on_held, wake_up)
-        self._is_waited = is_waited
+    def __init__(self, consumer: Any, *hooks: Any) -> None:
+        super().__init__(consumer, *hooks)
         #: The requests that were given to the pool and have not ended.
         self._running: set[Request] = set()
         task_postrun.connect(self._run_ends)
@@ -140,9 +133,9 @@ class GatedSlots(Slots):
         else:
             self._start(request)
 
-    def settle(self, wanted: int) -> float:
+    def settle(self, wanted: int, dead: int) -> float:
         """See `Slots.settle`."""
-        pause = super().settle(wanted)
+        pause = super().settle(wanted, dead)
         return min(pause, LOOK_EVERY) if self._fetched else pause
 
     def _fill(self) -> None:
@@ -191,12 +184,11 @@ class SoloSlots(GatedSlots):
     Before each fetched message, waiting ones may run: the thread stays at the gate until a room has decided.
 
     Args:
-        of_gated: See `GatedSlots`.
         run_calls: Runs the called messages, and calls `settle`.
     """
 
-    def __init__(self, *of_gated: Any, run_calls: Callable[[], object]) -> None:
-        super().__init__(*of_gated)
+    def __init__(self, consumer: Any, *hooks: Any, run_calls: Callable[[], object]) -> None:
+        super().__init__(consumer, *hooks)
         self._run_calls = run_calls
         self._has_decided = threading.Event()
 

@@ -31,7 +31,8 @@ from .waiting_message import Drop, WaitingMessage, has_ended, must_leave, revoke
 from .worker_port import is_behind_semaphore, most_prefetched
 
 _WAITING_ROOM = "_redislock_waiting_room"
-#: Seconds between two checks for revoked messages: Celery has no hook for a revoke.
+#: Seconds between two checks for revoked messages, and for dead children. Celery has no hook for a revoke, and may
+#: notice a death five seconds late.
 LOOK_EVERY = 0.5
 #: How long messages that come to wait for a key are ended after an operator has dropped what waited for it, in seconds.
 DROPPED_FOR = 3600.0
@@ -128,14 +129,15 @@ class WaitingRoom(bootsteps.StartStopStep):
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
         """Register with the event loop. Celery calls this each time the loop starts."""
         self._starter.register(hub)
+        hub.call_repeatedly(LOOK_EVERY, parent.pool.maintain_pool)
 
     def _slots_of(self, consumer: Any) -> Slots:
-        hooks = (self._ask_rooms, self._starter.wake_up)
+        hooks = (self._ask_rooms, self._starter.wake_up, self._is_waited)
         if isinstance(consumer.pool, solo.TaskPool):
-            return SoloSlots(consumer, *hooks, self._is_waited, run_calls=self._run_calls)
+            return SoloSlots(consumer, *hooks, run_calls=self._run_calls)
         if consumer.hub is not None and is_behind_semaphore(consumer):
             return SemaphoreSlots(consumer, *hooks)
-        return GatedSlots(consumer, *hooks, self._is_waited)
+        return GatedSlots(consumer, *hooks)
 
     @property
     def waiting(self) -> list[WaitingMessage]:
@@ -206,8 +208,8 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     def starts_round(self) -> None:
         """Refresh the number of free slots that `is_ready` uses."""
-        if self._consumer is not None:
-            self._slots.starts_round(CHILDREN.living)
+        if (consumer := self._consumer) is not None:
+            self._slots.starts_round(CHILDREN.dead(consumer.pool))
 
     def is_ready(self, waiting: WaitingMessage) -> bool:
         """Whether the message of `waiting`, if called now, would run at once or as soon as it gets its rate token."""
@@ -285,7 +287,7 @@ class WaitingRoom(bootsteps.StartStopStep):
             worker_port.give_rate_token_back(consumer, self._unused_tokens.popleft())
         self._end_revoked(consumer)
         wanted, has_news, self._has_news = sum(self._wanted.values()), self._has_news, False
-        pause = self._slots.settle(wanted)
+        pause = self._slots.settle(wanted, CHILDREN.dead(consumer.pool))
         if wanted and has_news:  # otherwise it would scale up again for a message just called
             scale_up(consumer, wanted)
         return min(pause, max(0.0, self._look_at - time.monotonic())) if self._is_waited() else pause

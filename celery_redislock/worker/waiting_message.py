@@ -204,11 +204,9 @@ class WaitingMessage(Waiter):
         """Run the message again in the pool, because it was called to its key or has stopped waiting."""
         if called:
             waited, name = time.monotonic() - self._since, self.request.task.name
-            logger.info(
-                "%s: its turn came after %.3f s; messages that wait for locks in this worker: %d",
-                *(run_named(name, self.request.id), waited, len(self._room)),
-                extra=fields("turn", task=name, task_id=self.request.id, key=self.key),
-            )
+            about = fields("turn", task=name, task_id=self.request.id, key=self.key)
+            text = "%s: its turn came after %.3f s; messages that wait for locks in this worker: %d"
+            logger.info(text, run_named(name, self.request.id), waited, len(self._room), extra=about)
         self.called = called
         self.has_slot |= called
         self._worker.end_wait(self)
@@ -303,10 +301,7 @@ def has_ended(request: Request) -> bool:
     try:
         return bool(request.revoked())
     except Exception:  # from the result backend: the event loop could mistake it for a lost connection
-        name = request.task.name
-        logger.exception(
-            "%s: could not be marked as revoked; its message is delivered again when this worker stops",
-            run_named(name, request.id),
-            extra=fields("not_stored", task=name, task_id=request.id),
-        )
+        about = fields("not_stored", task=request.task.name, task_id=request.id)
+        text = "%s: could not be marked as revoked; its message is delivered again when this worker stops"
+        logger.exception(text, run_named(request.task.name, request.id), extra=about)
         return True

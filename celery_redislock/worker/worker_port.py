@@ -30,9 +30,14 @@ HEARD_WITHIN = 1.0
 # The pool and its semaphore.
 
 
-def children_of(pool: Any) -> tuple[Any, ...]:
-    """The processes of a prefork pool, including dead ones, which have no slot, until billiard replaces them."""
-    return tuple(pool._pool._pool)
+def idle_children(pool: Any) -> set[int]:
+    """The processes of a prefork pool that have no message, including dead ones. Thread-safe.
+
+    A message in the pipe of a dead child runs in the one that replaces it. So its slot is the message's.
+    """
+    jobs = tuple(pool._pool._cache.values())
+    busy = {job._worker_pid or getattr(job._write_to or job._scheduled_for, "pid", None) for job in jobs}
+    return {child.pid for child in tuple(pool._pool._pool)} - busy - {None}  # without a pid until it starts
 
 
 def before_close(consumer: Any, do: Callable[[], None]) -> None:

@@ -38,6 +38,32 @@ def test_in_a_worker_with_a_backlog_a_waiting_message_gets_the_next_slot_once_it
     assert not all(result.ready() for result in strangers), "the backlog has lasted"
 
 
+@counts_on_wake_ups("it counts how many others run before the waiting one has its turn")
+@every("slots, broker", (1, 2), ("redis", "rabbitmq"))
+def test_a_child_that_is_replaced_after_its_last_task_frees_one_slot_not_two(
+    config, tasks, start_worker, ledger, slots
+):
+    """Billiard frees its slot at the end of its last run and when it is replaced. Fetched messages would get both."""
+    config.settings |= {"worker_max_tasks_per_child": 2, "worker_prefetch_multiplier": 8}
+    start_worker(slots)
+    locks = [tasks.work.lock_for(f"k{number}") for number in range(4)]
+    for lock in locks:
+        assert lock.acquire()
+    waiting = [tasks.work.delay(f"k{number}", f"w{number}") for number in range(4)]
+    wait_until(lambda: kept(tasks.work.app) == 4, "all wait")
+    for _ in range(100):
+        tasks.plain.delay(seconds=0.1)
+    passed = []
+    for lock, waits in zip(locks, waiting, strict=True):
+        seen = len(ledger.runs())
+        wait_until(lambda seen=seen: len(ledger.runs()) >= seen + 4 * slots, "children are replaced")
+        before = len(ledger.runs())
+        lock.release()
+        item = waits.get(timeout=60)
+        passed.append([run.item for run in ledger.runs()[before:]].index(item))
+    assert max(passed) <= 4 * slots, f"{passed} have passed the waiting messages"
+
+
 @counts_on_wake_ups("a look is held back")
 @every("pool, broker", ("threads", "prefork", "gevent", "eventlet", "solo"), ("redis",))
 def test_a_silent_lock_server_does_not_keep_fetched_messages_from_the_slots(

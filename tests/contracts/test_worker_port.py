@@ -72,12 +72,12 @@ from celery_redislock.worker import worker_port
 app = Celery("contracts", broker="memory://", backend="cache+memory://")
 pool = TaskPool(2, app=app, initargs=(app, "contracts@lab"))
 pool.start()
-print(sorted(child.pid for child in worker_port.children_of(pool)), sorted(pool.info["processes"]))
+print(sorted(worker_port.idle_children(pool)), sorted(pool.info["processes"]))
 pool.terminate()
 """
 
 
-def test_the_children_of_a_prefork_pool_are_its_processes():
+def test_the_idle_children_of_a_fresh_prefork_pool_are_all_its_processes():
     run = subprocess.run([sys.executable, "-c", PREFORK], capture_output=True, text=True, timeout=60, check=True)
     ours, known = re.findall(r"\[(\d+), (\d+)\]", run.stdout)
     assert ours == known
@@ -120,15 +120,35 @@ def test_a_child_that_was_given_a_message_is_heard_to_accept_it_without_the_even
     assert run.stdout == "[] ['accepted'] True\n"
 
 
+#: What is idle before a child is given a message, from then on, from its acceptance on, and after its end.
+GIVEN = f"""{IN_A_HUB}
+idle = [worker_port.idle_children(pool)]
+job = pool.apply_async(len, ("four",))
+loop = hub.create_loop()
+for done in (lambda: job._write_to, job.accepted, job.ready):
+    while not done():
+        next(loop)
+    idle.append(worker_port.idle_children(pool))
+print([len(pids) for pids in idle])
+pool.terminate()
+"""
+
+
+def test_a_child_is_not_idle_while_it_has_a_message():
+    run = subprocess.run([sys.executable, "-c", GIVEN], capture_output=True, text=True, timeout=60, check=True)
+    assert run.stdout == "[1, 0, 0, 1]\n"
+
+
 #: The pipe is too small for the result: the child writes on once its begin has been read, and stands still before that.
 HALF_READ = f"""{IN_A_HUB}
 import os, psutil, signal, time
+from billiard import active_children
 results = []
 job = pool.apply_async("x".__mul__, (1_000_000,), callback=results.append)
 loop = hub.create_loop()
 while not job.accepted():
     next(loop)
-(child,) = worker_port.children_of(pool)
+(child,) = active_children()
 pipe = getattr(child.outq, "_reader")
 assert pipe.poll(30)
 os.kill(child.pid, signal.SIGSTOP)

@@ -119,20 +119,24 @@ def test_where_the_lock_server_is_away_the_lock_is_released_once_it_is_back(
     wait_until(lambda: f"its process died; its lock {key} was released" in log.text, "it says so")
 
 
-def test_a_child_lives_from_its_start_to_its_end():
-    """A pool lists a child before it starts it: there is no process yet that could run anything."""
+def test_a_child_that_has_no_message_is_dead_from_its_end_on():
+    """A pool lists a child before it starts it. A dead child's message runs in the child that replaces it."""
     ready, tell = os.pipe()
     children = [Process(target=os.read, args=(ready, 1)) for _ in range(2)]
-    pool, living = SimpleNamespace(_pool=SimpleNamespace(_pool=children)), Children().living
-    assert living(pool) == 0
+    inner = SimpleNamespace(_pool=children, _cache={})
+    pool, dead = SimpleNamespace(_pool=inner, uses_semaphore=True, active=True, num_processes=2), Children().dead
+    assert dead(pool) == 0
     for child in children:
         child.start()
-    assert living(pool) == 2
+    assert dead(pool) == 0
     os.write(tell, b"!")
-    wait_until(lambda: living(pool) == 1, "the one that has read has ended")
+    wait_until(lambda: dead(pool) == 1, "the one that has read has ended")
     os.write(tell, b"!")
     for child in children:
         child.join()
-    wait_until(lambda: living(pool) == 0, "both have ended")
+    wait_until(lambda: dead(pool) == 2, "both have ended")
+    inner._cache[1] = SimpleNamespace(_worker_pid=None, _write_to=children[0], _scheduled_for=None)
+    inner._cache[2] = SimpleNamespace(_worker_pid=None, _write_to=None, _scheduled_for=None)
+    assert dead(pool) == 1, "one has a message in its pipe"
     for end in (ready, tell):
         os.close(end)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
+from weakref import WeakSet
 
+import pytest
 from celery.concurrency import prefork, solo, thread
+from celery.worker import state
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
 from celery_redislock.worker.slots import SemaphoreSlots, drained, slots_of
@@ -69,10 +73,10 @@ def test_after_a_reconnect_no_slot_is_held_for_a_run_that_has_ended_before() -> 
     slots = GatedSlots(consumer, lambda: held.append(True), lambda: None, lambda: True)
     request: Any = SimpleRequest()
     assert slots.take(request, lambda: True)
-    slots.settle(0)
+    slots.settle(0, 0)
     assert held == [True], "one waits in its line"
     slots.clear()
-    slots.settle(0)
+    slots.settle(0, 0)
     assert held == [True]
     pool.stop()
 
@@ -87,13 +91,14 @@ class Prefork:
     def __init__(self) -> None:
         self.started: list[str] = []
         self.asked = 0
+        self.waits = False
         self.semaphore = LaxBoundedSemaphore(2)
         start: Any = self.started.append
         controller = SimpleNamespace(semaphore=self.semaphore, _process_task=start)
         pool = SimpleNamespace(active=True, uses_semaphore=True, num_processes=2)
         hub = SimpleNamespace(call_soon=lambda call: call())
         consumer = SimpleNamespace(controller=controller, pool=pool, hub=hub, on_task_request=start)
-        self.slots = SemaphoreSlots(consumer, self.asks, lambda: None)
+        self.slots = SemaphoreSlots(consumer, self.asks, lambda: None, lambda: self.waits)
 
     def asks(self) -> None:
         """It is called when a room is to be asked."""
@@ -117,36 +122,91 @@ def test_fetched_messages_get_the_slots_as_they_come_while_nothing_waits() -> No
 def test_the_next_slot_is_held_for_a_waiting_message_and_goes_to_a_fetched_one_if_no_room_uses_it() -> None:
     worker = Prefork()
     worker.admit("a", "b", "c", "d")
-    worker.slots.settle(1)
+    worker.waits = True
+    worker.slots.settle(1, 0)
     worker.semaphore.release()
-    worker.slots.settle(1)
+    worker.slots.settle(1, 0)
     assert (worker.started, worker.asked) == (["a", "b"], 1)
-    worker.slots.settle(0)
+    worker.slots.settle(0, 0)
     assert worker.started == ["a", "b", "c"]
 
 
 def test_a_fetched_message_gets_the_slot_after_the_one_that_a_waiting_message_took() -> None:
     worker = Prefork()
     worker.admit("a", "b", "c")
-    worker.slots.settle(1)
+    worker.waits = True
+    worker.slots.settle(1, 0)
     worker.semaphore.release()
     waiting: Any = "waiting"
     assert worker.slots.take(waiting, lambda: False)
-    worker.slots.settle(0)
+    worker.slots.settle(0, 0)
     assert worker.started == ["a", "b", "waiting"]
     worker.semaphore.release()
-    worker.slots.settle(0)
+    worker.slots.settle(0, 0)
     assert worker.started == ["a", "b", "waiting", "c"]
 
 
 def test_a_slot_that_no_message_needs_any_more_goes_back_to_the_semaphore() -> None:
     worker = Prefork()
     worker.admit("a", "b")
-    worker.slots.settle(2)
+    worker.slots.settle(2, 0)
     worker.semaphore.release()
     worker.semaphore.release()
-    worker.slots.settle(0)
+    worker.slots.settle(0, 0)
     assert worker.semaphore.value == 2
+
+
+@pytest.fixture
+def reserved() -> Iterator[Callable[..., list[Any]]]:
+    """Makes messages that Celery has reserved, from their names."""
+    with patch.object(state, "reserved_requests", WeakSet[Message]()) as requests:
+
+        def reserve(*names: str) -> list[Any]:
+            messages = [*map(Message, names)]
+            requests.update(messages)
+            return messages
+
+        yield reserve
+
+
+class Message(str):
+    """A message, of which there can be weak references."""
+
+
+def test_a_slot_that_is_released_twice_is_given_to_one_message(reserved: Callable[..., list[Any]]) -> None:
+    """Billiard does so with a child's slot after its last run: once the run has ended, and when it is replaced."""
+    worker, (first, *others) = Prefork(), reserved("a", "b", "c", "d", "e")
+    worker.waits = True
+    worker.admit(first, *others)
+    worker.slots.settle(0, 0)
+    assert worker.started == ["a", "b"]
+    worker.semaphore.release()
+    state.reserved_requests.discard(first)
+    worker.slots.settle(0, 1)
+    assert worker.started == ["a", "b"], "its child is dead"
+    worker.semaphore.release()
+    worker.slots.settle(0, 0)
+    assert worker.started == ["a", "b", "c"], "there is another child"
+
+
+def test_while_nothing_waits_no_more_than_one_message_gets_a_slot_too_many(
+    reserved: Callable[..., list[Any]],
+) -> None:
+    """Celery alone would let ever more in, and what begins to wait later would let them all pass."""
+    worker = Prefork()
+    worker.admit(*(messages := reserved("a", "b", "c", "d", "e")))
+    for _ in range(3):
+        worker.semaphore.release()
+        worker.slots.settle(0, 0)
+    assert worker.started == ["a", "b", "c"]
+    worker.semaphore.release()
+    state.reserved_requests.discard(messages[0])
+    worker.slots.settle(0, 0)
+    assert worker.started == ["a", "b", "c"]
+    worker.semaphore.release()
+    state.reserved_requests.discard(messages[1])
+    worker.slots.settle(0, 0)
+    assert worker.started == ["a", "b", "c", "d"]
 
 
 def test_threads_that_take_the_same_items_out_get_each_of_them_once() -> None:
