@@ -157,6 +157,8 @@ def _line(workers: Workers, counts: Counts, rows: list[Row]) -> Iterator[str]:
 @asks
 def why(known: Locks, workers: Workers, task_id: str, as_json: bool) -> None:
     """Explain why the task TASK_ID has not run."""
+    if not task_id.strip():
+        raise click.BadParameter("it is empty", param_hint="TASK_ID")
     for one in Why(known, workers, task_id).said():
         if not as_json:
             click.echo(one.text)

@@ -511,6 +511,12 @@ def test_a_job_whose_message_no_worker_has_yet_is_told_that_its_key_is_kept_and_
 # Not all can be asked.
 
 
+def test_an_empty_id_is_refused(app):
+    """As in ``celery locks why $TASK``, where the variable is not set. Every id would begin with it."""
+    run = CliRunner().invoke(group, ["why", " "], obj=CLIContext(app, no_color=True, workdir=None))
+    assert (run.exit_code, run.output.splitlines()[-1]) == (2, "Error: Invalid value for TASK_ID: it is empty")
+
+
 def test_one_that_nobody_knows_is_told_where_to_look(why):
     why(uuid4(), Say.UNKNOWN)
 
