@@ -163,11 +163,9 @@ def outcome_of(task: Task[..., Any], task_id: str, message: Message) -> Outcome:
     except Exception as error:
         if not task.backend.exception_safe_to_retry(error):
             raise
-        logger.warning(
-            "%s: could not read the result of task %s, which it joined: %s; trying again later",
-            *(message.name, shown(task_id), describe(error)),
-            extra=message.fields("not_read", holder_id=task_id),
-        )
+        text = "%s: could not read the result of task %s, which it joined: %s; trying again later"
+        about = message.fields("not_read", holder_id=task_id)
+        logger.warning(text, message.name, shown(task_id), describe(error), extra=about)
         return Outcome(states.RETRY, None)
     return Outcome(meta["status"], meta["result"])
 

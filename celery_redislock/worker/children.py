@@ -26,7 +26,6 @@ from celery_redislock.protocol.tokens import RESERVED, call_at, known_by
 from celery_redislock.task.lost import NextAttempt
 from celery_redislock.task.plan import LockPlan
 
-from .slots import slots_of
 from .worker_port import idle_children
 
 logger = logging.getLogger(__name__)
@@ -97,8 +96,9 @@ class Children:
 
     A thread waits for the end of each child, because the worker's event loop must wait for neither a child nor Redis.
     Celery itself may notice a killed child five seconds late: its event loop checks when the child's pipe closes, which
-    may be before the child is dead, and then only every five seconds. A live child keeps its lock, whatever Celery has
-    reported: at a hard time limit, Celery reports the end before it kills the child.
+    may be before the child is dead, and then only every five seconds; while messages wait, every half second. A live
+    child keeps its lock, whatever Celery has reported: at a hard time limit, Celery reports the end before it kills the
+    child.
     """
 
     def __init__(self) -> None:
@@ -125,8 +125,7 @@ class Children:
 
     def dead(self, pool: Any) -> int:
         """How many children of `pool` that have no message are dead or about to be killed. Thread-safe."""
-        idle = idle_children(pool) if pool.uses_semaphore and slots_of(pool) else ()
-        return sum(pid in self._condemned or is_dead(pid) for pid in idle)
+        return sum(pid in self._condemned or is_dead(pid) for pid in idle_children(pool))
 
     def keep_reservation(self, pid: Any, nonce: str) -> None:
         """Record that the message of the run `nonce` was sent back, and still needs its reservation.

@@ -138,11 +138,8 @@ class LockedRequest(Request):
             # a channel may raise AttributeError in Kombu 5.7; in the event loop, that ends the worker.
             name = self.task.name
             about = fields("not_acked", task=name, task_id=self.id)
-            logger.warning(
-                "%s: its message cannot be acked and is delivered again: the connection to the broker is lost",
-                run_named(name, self.id),
-                extra=about,
-            )
+            text = "%s: its message cannot be acked and is delivered again: the connection to the broker is lost"
+            logger.warning(text, run_named(name, self.id), extra=about)
             return
         super().acknowledge()
 

@@ -77,7 +77,10 @@ class Slots(ABC):
         self._seen = 0
 
     def starts_round(self, dead: int) -> None:
-        """Begin a room's round. `dead` children have no slot until the pool replaces them."""
+        """Begin a room's round.
+
+        `dead` is how many children are dead and have no message; each lacks its slot until the pool replaces it.
+        """
         self._dead = dead
         self._seen = len(self._ended)
 
@@ -207,9 +210,11 @@ class SemaphoreSlots(Slots):
 
     def settle(self, wanted: int, dead: int) -> float:
         """See `Slots.settle`."""
-        # Billiard releases a child's slot after its last run, and again when the child is replaced.
+        # Billiard releases a child's slot twice: after its last run, and when the child is replaced. One is too much.
+        self._fill()
         while self._held and len(self._held) + self._in_pool > slots_of(self._pool) - dead:
             self._held.pop()
+            self._fill()  # the semaphore may have more of them
         return super().settle(wanted, dead)
 
     def _fill(self) -> None:
@@ -223,7 +228,7 @@ class SemaphoreSlots(Slots):
     def _granted(self) -> None:
         """Called by the semaphore when it has a slot."""
         self._asked -= 1
-        if self._followed or self._is_waited() or self.free() < 0:
+        if self._followed or self._is_waited() or self.free() < 0:  # it may be one too many: let `settle` decide
             self._hold()
             self._wake_up()  # to settle once Celery has recorded the end of the previous run
         else:

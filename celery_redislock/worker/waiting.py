@@ -31,8 +31,8 @@ from .waiting_message import Drop, WaitingMessage, has_ended, must_leave, revoke
 from .worker_port import is_behind_semaphore, most_prefetched
 
 _WAITING_ROOM = "_redislock_waiting_room"
-#: Seconds between two checks for revoked messages, and for dead children. Celery has no hook for a revoke, and may
-#: notice a death five seconds late.
+#: While messages wait, the seconds between two checks for those that were revoked, for which Celery has no hook, and
+#: between two replacements of dead children: Celery may notice a death five seconds late, and lacks a slot until then.
 LOOK_EVERY = 0.5
 #: How long messages that come to wait for a key are ended after an operator has dropped what waited for it, in seconds.
 DROPPED_FOR = 3600.0
@@ -129,7 +129,6 @@ class WaitingRoom(bootsteps.StartStopStep):
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
         """Register with the event loop. Celery calls this each time the loop starts."""
         self._starter.register(hub)
-        hub.call_repeatedly(LOOK_EVERY, parent.pool.maintain_pool)
 
     def _slots_of(self, consumer: Any) -> Slots:
         hooks = (self._ask_rooms, self._starter.wake_up, self._is_waited)
@@ -314,6 +313,8 @@ class WaitingRoom(bootsteps.StartStopStep):
         """Every now and then, end the messages that were revoked or dropped while they waited."""
         if time.monotonic() < self._look_at:
             return
+        if consumer.hub is not None:  # without an event loop, billiard has a thread for this
+            consumer.pool.maintain_pool()
         revoked = revoked_among(self._unordered)
         for one in self._unordered() if self._drops else ():
             if self._is_dropped(one):

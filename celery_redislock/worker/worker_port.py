@@ -31,13 +31,17 @@ HEARD_WITHIN = 1.0
 
 
 def idle_children(pool: Any) -> set[int]:
-    """The processes of a prefork pool that have no message, including dead ones. Thread-safe.
+    """The processes of a prefork pool that have no message, including dead ones; of other pools, none. Thread-safe.
 
-    A message in the pipe of a dead child runs in the one that replaces it. So its slot is the message's.
+    A child with a message in its pipe is not idle, even if it is dead: the message keeps the slot, and runs in the
+    child that replaces this one.
     """
-    jobs = tuple(pool._pool._cache.values())
+    inner = pool._pool if pool.uses_semaphore else None
+    if inner is None:  # or a cold shutdown has stopped the pool
+        return set()
+    jobs = tuple(inner._cache.values())
     busy = {job._worker_pid or getattr(job._write_to or job._scheduled_for, "pid", None) for job in jobs}
-    return {child.pid for child in tuple(pool._pool._pool)} - busy - {None}  # without a pid until it starts
+    return {child.pid for child in tuple(inner._pool)} - busy - {None}  # without a pid until it starts
 
 
 def before_close(consumer: Any, do: Callable[[], None]) -> None:

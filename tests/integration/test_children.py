@@ -119,12 +119,12 @@ def test_where_the_lock_server_is_away_the_lock_is_released_once_it_is_back(
     wait_until(lambda: f"its process died; its lock {key} was released" in log.text, "it says so")
 
 
-def test_a_child_that_has_no_message_is_dead_from_its_end_on():
+def test_only_dead_children_without_a_message_are_counted():
     """A pool lists a child before it starts it. A dead child's message runs in the child that replaces it."""
     ready, tell = os.pipe()
     children = [Process(target=os.read, args=(ready, 1)) for _ in range(2)]
     inner = SimpleNamespace(_pool=children, _cache={})
-    pool, dead = SimpleNamespace(_pool=inner, uses_semaphore=True, active=True, num_processes=2), Children().dead
+    pool, dead = SimpleNamespace(_pool=inner, uses_semaphore=True), Children().dead
     assert dead(pool) == 0
     for child in children:
         child.start()

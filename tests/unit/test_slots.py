@@ -170,7 +170,7 @@ def reserved() -> Iterator[Callable[..., list[Any]]]:
 
 
 class Message(str):
-    """A message, of which there can be weak references."""
+    """A message that can be weakly referenced."""
 
 
 def test_a_slot_that_is_released_twice_is_given_to_one_message(reserved: Callable[..., list[Any]]) -> None:
@@ -189,7 +189,25 @@ def test_a_slot_that_is_released_twice_is_given_to_one_message(reserved: Callabl
     assert worker.started == ["a", "b", "c"], "there is another child"
 
 
-def test_while_nothing_waits_no_more_than_one_message_gets_a_slot_too_many(
+def test_slots_that_were_released_twice_while_nothing_asked_for_them_are_given_to_no_message(
+    reserved: Callable[..., list[Any]],
+) -> None:
+    worker, (first, second, third) = Prefork(), reserved("a", "b", "c")
+    worker.waits = True
+    worker.admit(first, second)
+    worker.slots.settle(0, 0)
+    worker.semaphore.release()
+    worker.semaphore.release()
+    worker.admit(third)
+    worker.slots.settle(0, 0)
+    assert worker.started == ["a", "b"]
+    worker.semaphore.release()
+    state.reserved_requests.discard(first)
+    worker.slots.settle(0, 0)
+    assert worker.started == ["a", "b", "c"]
+
+
+def test_while_nothing_waits_at_most_one_message_too_many_is_started(
     reserved: Callable[..., list[Any]],
 ) -> None:
     """Celery alone would let ever more in, and what begins to wait later would let them all pass."""
