@@ -42,9 +42,11 @@ class Cast:
     posts: int = POSTS
     settings: dict[str, Any] = field(default_factory=dict)
     """More settings of the workers and the publishers."""
+    of_first_post: dict[str, Any] = field(default_factory=dict)
+    """More settings of the workers of the first post."""
 
 
-CHAOS = Cast()
+CHAOS = Cast(of_first_post={"worker_max_tasks_per_child": 10})
 
 
 class Stage:
@@ -78,7 +80,8 @@ class Stage:
         #: The same servers without the proxies, so that no fault strikes: for the load and the checks.
         self.direct = replace(self.config, broker=broker, locks=self.locks.url())
         self.servers = {"locks": Target(), "broker": Target()}
-        self.posts = [Post(self.config, folder / f"post{number}", cast.app) for number in range(cast.posts)]
+        configs = [replace(self.config, settings=settings | cast.of_first_post), *[self.config] * (cast.posts - 1)]
+        self.posts = [Post(config, folder / f"post{number}", cast.app) for number, config in enumerate(configs)]
         for target in [*self.servers.values(), *self.posts]:
             stack.callback(target.close)
         for post in self.posts:

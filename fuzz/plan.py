@@ -146,7 +146,9 @@ class _Maker:
         for _ in range(sum(one.name == DEPLOY for one in operations)):
             deploys.append(self._next(deploys[-1]))
         callers = tuple(self._caller(deploys[0]) for _ in range(CALLERS))
-        settings = {"worker_soft_shutdown_timeout": 2.0} if chance.random() < 0.3 else {}
+        settings: dict[str, Any] = {"worker_soft_shutdown_timeout": 2.0} if chance.random() < 0.3 else {}
+        if chance.random() < 0.3:
+            settings["worker_max_tasks_per_child"] = chance.choice([1, 5])
         return Life(seed, tuple(deploys), callers, operations, settings)
 
     def _operations(self) -> tuple[Operation, ...]:
