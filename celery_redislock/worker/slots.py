@@ -190,6 +190,9 @@ class SemaphoreSlots(Slots):
     """The slots of ``prefork``, for which Celery has a semaphore.
 
     The gate asks the semaphore for slots, and decides which message gets one when it is free.
+
+    Args:
+        consumer, hooks: See `Slots`.
     """
 
     def __init__(self, consumer: Any, *hooks: Any) -> None:

@@ -117,6 +117,9 @@ class GatedSlots(Slots):
     """The slots of ``threads``, ``gevent`` and ``eventlet``, and of ``prefork`` in a worker without an event loop.
 
     While messages wait in the worker, fetched messages stop at the gate until a slot is free. Otherwise they pass.
+
+    Args:
+        consumer, hooks: See `Slots`.
     """
 
     def __init__(self, consumer: Any, *hooks: Any) -> None:
@@ -184,6 +187,7 @@ class SoloSlots(GatedSlots):
     Before each fetched message, waiting ones may run: the thread stays at the gate until a room has decided.
 
     Args:
+        consumer, hooks: See `Slots`.
         run_calls: Runs the called messages, and calls `settle`.
     """
 

@@ -310,7 +310,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         return drop is not None and drop.ends(one)
 
     def _end_revoked(self, consumer: Any) -> None:
-        """Every now and then, end the messages that were revoked or dropped while they waited."""
+        """Every now and then, end the messages that were revoked or dropped, and have dead children replaced."""
         if time.monotonic() < self._look_at:
             return
         if consumer.hub is not None:  # without an event loop, billiard has a thread for this
