@@ -128,6 +128,17 @@ def test_an_autoscaled_worker_makes_a_child_for_a_message_that_waits(tasks, star
     assert stranger.get(timeout=20) == "stranger"
 
 
+def test_while_a_message_waits_a_dead_child_is_replaced_although_celery_has_not_noticed(config, tasks, start_worker):
+    config.settings["lab_misses_deaths"] = True
+    worker = start_worker(1)
+    with tasks.work.lock_for("k"):
+        waits = tasks.work.delay("k", "waits")
+        wait_until(lambda: kept(tasks.work.app) == 1, "it waits")
+        (child,) = worker.children()
+        worker.kill_child(child.pid)
+    assert waits.get(timeout=20) == "waits"
+
+
 def test_messages_come_back_ever_more_rarely_while_their_worker_is_full(config, app, tasks, start_worker):
     config.settings["redislock_waiting_limit"] = 0
     worker = start_worker(1)

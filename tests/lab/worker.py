@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from billiard.pool import Pool, TimeoutHandler
+from celery.concurrency.asynpool import AsynPool
 from celery.signals import worker_process_init, worker_ready
 from celery.worker.control import control_command
 from kombu import Connection
@@ -105,6 +106,11 @@ if config.settings.get("lab_hesitates"):  # the room asks about the next message
 
     waiting.has_ended = _hesitate
     waiting.WaitingMessage.unavailable = _ask_meanwhile  # type: ignore[method-assign]
+
+
+if config.settings.get("lab_misses_deaths"):  # Celery itself never notices that an idle child has died
+    AsynPool.timers = {}
+    AsynPool._track_child_process = lambda *_: None
 
 
 if config.settings.get("lab_slow_acks"):  # what children say is heard late: the results come first, as they may
