@@ -170,11 +170,8 @@ class Message:
     def _requeue(self, error: Exception, pause: float) -> NoReturn:
         """Have Celery put the unacked message back into the queue."""
         self.was_sent_back = True
-        logger.warning(
-            "%s: has to wait, but its message could not be published for later (%s); the broker delivers it again",
-            *(self.name, describe(error)),
-            extra=self.fields("not_sent_back"),
-        )
+        text = "%s: has to wait, but its message could not be published for later (%s); the broker delivers it again"
+        logger.warning(text, self.name, describe(error), extra=self.fields("not_sent_back"))
         time.sleep(min(pause, 1.0))  # otherwise the broker may redeliver the message at once, over and over
         raise Reject(describe(error), requeue=True) from error
 

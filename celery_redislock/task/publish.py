@@ -380,11 +380,9 @@ class Publication:
             )
         except LockUnavailable as error:
             task, task_id, lease = self._task.name, self._options["task_id"], self._plan.options.lease
-            logger.warning(
-                "%s was sent, but lock %s is reserved for it for only %g s: %s",
-                *(run_named(task, task_id), key, lease, error.reason),
-                extra=fields("unavailable", task=task, task_id=task_id, key=key, reason=error.reason),
-            )
+            text = "%s was sent, but lock %s is reserved for it for only %g s: %s"
+            about = fields("unavailable", task=task, task_id=task_id, key=key, reason=error.reason)
+            logger.warning(text, run_named(task, task_id), key, lease, error.reason, extra=about)
         return result
 
     def _answer_with(self, answer: Answer) -> LockedResult:

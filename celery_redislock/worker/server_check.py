@@ -72,11 +72,8 @@ def try_lock_server(app: Celery) -> bool:
         return True
     except Exception as error:  # noqa: BLE001 - whatever is wrong with the server, the worker starts
         level, remedy = remedy_for(error)
-        logger.log(
-            level,
-            "the lock server %s cannot be used: %s; %s; until then, runs follow lock_on_outage",
-            *(where, describe(error), remedy.format(url=setting, options=OPTIONS_SETTINGS[setting])),
-        )
+        text = "the lock server %s cannot be used: %s; %s; until then, runs follow lock_on_outage"
+        logger.log(level, text, where, describe(error), remedy.format(url=setting, options=OPTIONS_SETTINGS[setting]))
         return False
 
 
