@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast, overload
 
 from celery import Celery
@@ -26,6 +27,8 @@ from .task.lock_for import lock_of
 
 #: The app-wide options that also apply to a lock outside tasks.
 _OPTIONS = ("block_for", "lease", "fence", "limit")
+#: What a call of an async function or of a generator returns.
+_RUNS_LATER = (CoroutineType, GeneratorType, AsyncGeneratorType)
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -135,7 +138,11 @@ class Locked:
         @functools.wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
             with self._resolve().lock(lambda: names(args, kwargs), is_async=False):
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs)
+                if isinstance(result, _RUNS_LATER):  # the function is a plain wrapper of the one that made it
+                    what = f"{self._what}: {name} returned a {type(result).__name__}"
+                    raise LockConfigError(f"{what}, which runs after the lock is released; use a block inside it")
+                return result
 
         return cast("Callable[P, R]", run_async) if is_async else run
 

@@ -286,6 +286,31 @@ class TestDecorator:
             with pytest.raises(LockConfigError, match="async or a generator"):
                 how(function)
 
+    @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+    def test_a_plain_wrapper_of_what_runs_later_is_refused_when_it_is_called(self, keys):
+        def plain(function):
+            return functools.wraps(function)(lambda *args: function(*args))
+
+        @locked("stock:{sku}")
+        @plain
+        async def reserve(sku): ...
+
+        @locked("stock:{sku}")
+        @plain
+        def generate(sku):
+            yield
+
+        @locked("stock:{sku}")
+        @plain
+        async def generate_async(sku):
+            yield
+
+        returned = r"locked\('stock:{sku}'\): \S+ returned a (coroutine|generator|async_generator), which runs after"
+        for function in (reserve, generate, generate_async):
+            with pytest.raises(LockConfigError, match=returned):
+                function(7)
+            assert keys() == set()
+
     @pytest.mark.parametrize(
         ("function", "said"),
         [
