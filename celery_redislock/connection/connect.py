@@ -157,7 +157,7 @@ def connect(url: str, options: Mapping[str, Any], setting: str = "redislock_url"
         ) from None
     except (TypeError, redis.RedisError) as error:
         problem = f"could not make a Redis client from {setting} and redislock_client_options: {describe(error)}"
-        if unknown := re.search(r"unexpected keyword argument '(.+)'", str(error)):
+        if unknown := re.search(r"unexpected keyword argument '(.+?)'", str(error)):
             is_tls = unknown[1].startswith("ssl_") and setting != "redislock_url"  # it may be the broker's own
             given = "redislock_client_options" + (f" or the TLS options of {setting}" if is_tls else "")
             problem = (

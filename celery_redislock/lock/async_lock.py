@@ -64,7 +64,7 @@ class Lock(Handle):
             if state is not None:
                 states[task] = state
                 for entry in state.entries if self.reentrant else ():
-                    entry.own_by_context()
+                    entry.own_by_context(is_reentrant=True)
         return states.get(task) or Local()
 
     def _new_local(self) -> Any:
@@ -165,6 +165,7 @@ class Lock(Handle):
         conflict = await self._acquire(None, self.patience(None, None))
         if conflict is not None:
             raise LockConflict(self.key, conflict.info(self.key))
+        self._begin_block()
         return self
 
     async def __aexit__(self, *error: object) -> None:

@@ -28,7 +28,7 @@ from celery_redislock.protocol import commands
 from celery_redislock.protocol.hold import Hold
 from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.replies import Conflict, Granted
-from celery_redislock.protocol.scripts import NOTE_TTL, Command, Tag
+from celery_redislock.protocol.scripts import Command, Tag
 
 from .lock_server import BlockedCaller, LockServer, in_loop
 
@@ -90,8 +90,7 @@ class AsyncServer:
                 reply = await self._transport.ask(command)
         except BaseException as error:
             if in_doubt is not None and (is_lost or in_doubt[0] is command or not isinstance(error, REFUSALS)):
-                undo, until = in_doubt[0], time.monotonic() + min(in_doubt[1], NOTE_TTL)
-                self.server.keeper.later(key, until, lambda store: store.send(undo))
+                self.server.undo_later(in_doubt[0], time.monotonic() + in_doubt[1])
             if isinstance(error, RedisError):
                 self.server.store.outage_of(key).failed(command.script, error)
                 raise LockUnavailable(key, describe(error)) from error

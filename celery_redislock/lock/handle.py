@@ -50,14 +50,18 @@ class Entry:
         is_renewed: Whether the server's keeper renews the lock as long as this object lives. If not, other code renews
             the lock, or nothing does.
         is_own: Whether the last release of this entry releases the key. False if a task's request owns the lock.
+
+    Attributes:
+        in_block: Whether a ``with`` block has entered, and so will leave, even if the lock is lost.
     """
 
-    __slots__ = ("__weakref__", "_is_renewed", "_owner", "count", "held", "is_own", "server")
+    __slots__ = ("__weakref__", "_is_renewed", "_owner", "count", "held", "in_block", "is_own", "server")
 
     def __init__(self, held: HeldLock, server: LockServer, *, is_renewed: bool = False, is_own: bool = True) -> None:
         self.held, self.server, self.is_own = held, server, is_own
         self._is_renewed, self.count = is_renewed, 1
         self._owner: Any = None
+        self.in_block = False
 
     def __del__(self) -> None:
         self.end_renewal()
@@ -78,9 +82,11 @@ class Entry:
         """Whether the calling context owns the entry, or no context does."""
         return self._owner is None or self._owner == _owner()
 
-    def own_by_context(self) -> None:
-        """Make the calling context the owner, so that `entry_of_context` finds the entry there."""
+    def own_by_context(self, *, is_reentrant: bool) -> None:
+        """Make the calling context the owner. If `is_reentrant`, `entry_of_context` finds the entry there."""
         self._owner = _owner()
+        if not is_reentrant:
+            return
         held_too = [one for one in _entries.get() if (entry := one()) is not None and entry.count > 0]
         _entries.set((*held_too, weakref.ref(self)))
 
@@ -252,10 +258,15 @@ class Handle:
         """Record that the lock was acquired or entered again."""
         local = self.local
         local.other = None
-        for lost in [one for one in local.entries if one.held.left <= 0]:  # who uses a timeout as a pause never leaves
-            with suppress(ValueError):
+        for lost in [one for one in local.entries if one.held.left <= 0 and not one.in_block]:
+            with suppress(ValueError):  # who uses a timeout as a pause never leaves
                 local.entries.remove(lost)
         local.entries.append(entry)
+
+    def _begin_block(self) -> None:
+        """Record that the entry that was just made belongs to a ``with`` block."""
+        if entry := self._entry():
+            entry.in_block = True
 
     def _unset(self) -> Entry:
         """Record one release; return the entry that the object had entered.
@@ -325,8 +336,7 @@ class Handle:
         entry = Entry(held, server, is_renewed=self.renew)
         if self.renew:
             server.keeper.add(held)
-        if self.reentrant:
-            entry.own_by_context()
+        entry.own_by_context(is_reentrant=self.reentrant)
         return entry
 
     def _is_in(self, found: Conflict | None) -> bool:
@@ -362,14 +372,17 @@ class Handle:
         return None
 
     def _entry(self) -> Entry | None:
-        """The entry that the caller holds through this object; None if there is none."""
+        """What the caller holds through this object, its own before another thread's; None if there is nothing."""
         local = self.local
         if local.other is not None:
             return self._adopt(local.other) if local.other else None
+        others: Entry | None = None
         for entry in reversed(local.entries):
-            if entry.is_of_this_process and (not self._by_context or entry.is_mine):
-                return entry
-        return None
+            if entry.is_of_this_process:
+                if entry.is_mine:
+                    return entry
+                others = others or entry
+        return None if self._by_context else others
 
     def _adopt(self, token: bytes) -> Entry:
         """A new entry for a lock whose token the user has stored in `local.token`, as users of redis-py's lock do.

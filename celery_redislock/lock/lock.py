@@ -86,11 +86,17 @@ class Lock(Handle):
         Raises:
             LockError: This object does not hold the lock.
             LockLost: The lock is no longer held.
-            LockUnavailable: Redis did not answer, or refused the command; the key expires with its timeout.
+            LockUnavailable: Redis did not answer, or refused the command; it is sent again until the key expires.
         """
         entry = self._leave()
         if entry is not None:
-            self._released(entry.held, was_held=entry.server.store.send(entry.held.hold.release()))
+            command = entry.held.hold.release()
+            try:
+                was_held = entry.server.store.send(command)
+            except BaseException:  # a time limit, for example
+                entry.server.undo_later(command, entry.held.ends_at)
+                raise
+            self._released(entry.held, was_held=was_held)
 
     def extend(self, additional_time: float | None = None, replace_ttl: bool = False) -> Literal[True]:
         """Give the key more time.
@@ -144,6 +150,7 @@ class Lock(Handle):
         conflict = self._acquire(None, self.patience(None, None))
         if conflict is not None:
             raise LockConflict(self.key, conflict.info(self.key))
+        self._begin_block()
         return self
 
     def __exit__(self, *error: object) -> None:

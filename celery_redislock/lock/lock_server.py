@@ -158,9 +158,15 @@ class LockServer:
         self.store.send_late(command, on_reply, in_doubt)
         self.keeper.expect_answers()
 
-    def undo_later(self, undo: Command) -> None:
-        """Have the keeper take back what a command may have been granted whose reply was lost."""
-        self.keeper.later(undo.keys[0], time.monotonic() + NOTE_TTL, lambda store: store.send(undo))
+    def undo_later(self, undo: Command, until: float = math.inf) -> None:
+        """Have the keeper send `undo`, a release for example, as soon as Redis answers.
+
+        Args:
+            undo: The command.
+            until: When it stops being useful, by `time.monotonic()`. The keeper tries for `NOTE_TTL` seconds at most.
+        """
+        until = min(until, time.monotonic() + NOTE_TTL)
+        self.keeper.later(undo.keys[0], until, lambda store: store.send(undo))
 
     def give_up(
         self, demand: Demand, claim: str, ttl: float, *, is_to_come: bool, closes: tuple[str, ...] = ()

@@ -118,6 +118,8 @@ class _Several(Generic[L]):
     def _entered(self, refused: Refused[L] | None) -> Self:
         if refused is not None:
             raise LockConflict(refused.lock.key, refused.conflict.info(refused.lock.key))
+        for one in self._locks:
+            one._begin_block()
         return self
 
 

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from decimal import Decimal
 
@@ -15,7 +16,7 @@ import pytest
 import redis
 from redis.exceptions import LockError
 
-from celery_redislock import Lock, LockConfigError, LockConflict, LockLost, LockUnavailable
+from celery_redislock import Lock, LockConfigError, LockConflict, LockLost, LockUnavailable, locked
 from celery_redislock.asyncio import Lock as AsyncLock
 from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.protocol.scripts import ACQUIRE, RELEASE, RENEW
@@ -303,6 +304,28 @@ class TestInterruptions:
         assert locks.client.keys() == []
         assert lock.state is None
 
+    @pytest.mark.parametrize("timeout", [None, 60])
+    def test_amid_the_release_it_is_sent_again(self, lock_proxy, locks, timeout):
+        with redis.Redis.from_url(lock_proxy.url) as behind:
+            lock = Lock(behind, NAME, timeout=timeout)
+            lock.acquire()
+            locks.client.script_load(RELEASE.text)
+            swallowed = lock_proxy.hold(to=b"EVALSHA", where=RELEASE.sha.encode(), before=True)
+            with raised_at(swallowed, KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
+                lock.release()
+            assert locks.client.exists(NAME)
+            wait_until(lambda: not locks.client.exists(NAME), "the keeper has released it")
+
+    def test_an_outage_amid_the_release_delays_it(self, make_behind, lock_proxy, locks):
+        lock = make_behind(timeout=None)
+        lock.acquire()
+        lock_proxy.refuse()
+        with pytest.raises(LockUnavailable):
+            lock.release()
+        assert locks.client.exists(NAME)
+        lock_proxy.mend()
+        wait_until(lambda: not locks.client.exists(NAME), "the keeper has released it")
+
     def test_after_the_grant_it_is_given_back(self, make, locks, monkeypatch):
         def refuse(thread):
             raise RuntimeError("can't start new thread")
@@ -336,6 +359,71 @@ class TestInterruptions:
         assert locks.client.keys() == []
 
 
+class TestAfterALoss:
+    """A block whose lock is lost ends with `LockLost`, and leaves alone what others have taken since."""
+
+    @pytest.fixture
+    def lose(self, locks, often):
+        def lose(lock):
+            locks.client.delete(NAME)
+            wait_until(lambda: lock.state == "lost", "it is told")
+
+        return lose
+
+    @pytest.mark.parametrize("reentrant", [True, False])
+    def test_in_another_thread_the_same_object_keeps_its_own_lock(self, make, locks, lose, reentrant):
+        lock = make(timeout=60, renew=True, reentrant=reentrant, thread_local=False)
+        first_is_lost, second_is_in, first_has_left = threading.Event(), threading.Event(), threading.Event()
+
+        def first():
+            with lock:
+                lose(lock)
+                first_is_lost.set()
+                assert second_is_in.wait(10)
+
+        def second():
+            assert first_is_lost.wait(10)
+            with lock:
+                second_is_in.set()
+                assert first_has_left.wait(10)
+                assert locks.client.exists(NAME)
+                assert lock.state == "held"
+
+        with ThreadPoolExecutor() as pool:
+            seconds_block = pool.submit(second)
+            with pytest.raises(LockLost):
+                pool.submit(first).result(20)
+            first_has_left.set()
+            seconds_block.result(20)
+        assert not locks.client.exists(NAME)
+
+    def test_a_block_inside_it_takes_the_key_anew(self, make, locks, lose):
+        lock = make(timeout=60, renew=True, reentrant=True)
+
+        def nested():
+            with lock:
+                lose(lock)
+                with lock:
+                    assert locks.client.exists(NAME)
+                assert not locks.client.exists(NAME)
+
+        with pytest.raises(LockLost):
+            nested()
+
+    def test_one_of_several_is_told_too(self, app, locks, often):
+        both = locked(["a", "b"], app=app)
+
+        def nested():
+            with both as outer:
+                locks.client.delete("redislock:{a}", "redislock:{b}")
+                wait_until(lambda: outer.state == "lost", "it is told")
+                with both:
+                    pass
+
+        with pytest.raises(LockLost):
+            nested()
+
+
 class TestLockFor:
     def test_it_waits_for_lock_block_for(self, config, locks):
         from tests.lab.app import make_app
@@ -346,8 +434,6 @@ class TestLockFor:
             work.lock_for("k").__enter__()
 
     def test_another_thread_may_release_it(self, lock_for, tasks):
-        from concurrent.futures import ThreadPoolExecutor
-
         lock = lock_for()
         lock.acquire()
         with ThreadPoolExecutor() as pool:
