@@ -133,12 +133,8 @@ class PutOff:
         if not soonest or not self._dropped or now < self._logged_at + TELL_EVERY:
             return
         dropped, self._dropped, self._logged_at = self._dropped, 0, now
-        logger.warning(
-            "more than %d commands, such as releases, wait for the lock server: %d dropped; their locks and "
-            "reservations expire by themselves",
-            *(MOST, dropped),
-            extra=fields("release_dropped", key=soonest[0].key),
-        )
+        text = "more than %d commands wait for the lock server: %d dropped; locks and reservations expire by themselves"
+        logger.warning(text, MOST, dropped, extra=fields("release_dropped", key=soonest[0].key))
 
 
 def _is_of_key(error: LockUnavailable) -> bool:

@@ -117,10 +117,7 @@ def give_turn(waiter: Waiter, *, called: bool) -> bool:
     try:
         waiter.take_turn(called=called)
     except BaseException:  # even sys.exit()
-        logger.exception(
-            "a waiter for the lock %s could not start; the next in line goes ahead; if it was a message, it is "
-            "delivered again when its worker stops",
-            shown(waiter.key),
-        )
+        text = "a waiter for lock %s could not start; the next goes ahead; a message comes again once its worker stops"
+        logger.exception(text, shown(waiter.key))
         return False
     return True

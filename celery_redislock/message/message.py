@@ -184,10 +184,6 @@ class Message:
                 f"this run is lost: its message was acked and could not be published again for {keep_for:g} s "
                 f"({describe(error)})",
             ) from error
-        logger.warning(
-            "%s: has to wait, but its message could not be published for later (%s); only this process has it, and "
-            "keeps trying to run it",
-            *(self.name, describe(error)),
-            extra=self.fields("not_sent_back"),
-        )
+        text = "%s: has to wait, but its message could not be published for later (%s); this process keeps trying"
+        logger.warning(text, self.name, describe(error), extra=self.fields("not_sent_back"))
         time.sleep(pause)

@@ -201,12 +201,8 @@ def release_of_dead(run: Run) -> None:
         try:
             release(server.store)
         except LockUnavailable as error:
-            logger.warning(
-                "%s: its process died, and its lock or reservation could not be released: %s; the worker keeps trying "
-                "until it expires",
-                *(run.name, error),
-                extra=run.fields("died", error.key),
-            )
+            text = "%s: its process died, and its lock or reservation is not released yet: %s; the worker keeps trying"
+            logger.warning(text, run.name, error, extra=run.fields("died", error.key))
             ttl = options.lease if run.reservation is None else max(options.lease, options.queue_ttl)
             server.keeper.later(error.key, time.monotonic() + ttl, release)
     ASKED_KEYS.forget(run.nonce)  # now that the next attempt knows the key, if there is one

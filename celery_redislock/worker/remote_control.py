@@ -251,11 +251,8 @@ class RunCounts:
             if seconds < REMIND_EVERY:
                 return
             self._since = -math.inf
-        logger.warning(
-            "could not reach the lock server: messages were sent back to the broker %d times in the last %.0f s; "
-            "they run as soon as the lock server answers",
-            *(self._sent_back, seconds),
-        )
+        text = "the lock server does not answer: %d messages went back to the broker in %.0f s, and run once it does"
+        logger.warning(text, self._sent_back, seconds)
 
 
 RUN_COUNTS = RunCounts()

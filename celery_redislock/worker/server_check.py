@@ -117,18 +117,14 @@ def warn_of_server(client: redis.Redis, where: str) -> None:
     """
     ahead = _seconds_ahead(client)
     if abs(ahead) > FAR_OFF:
-        logger.warning(
-            "the clock of the lock server %s is %.0f s %s this host's: waiting messages may get their locks in the "
-            "wrong order; synchronize both clocks (NTP)",
-            *(where, abs(ahead), "ahead of" if ahead > 0 else "behind"),
+        text = (
+            "the clock of the lock server %s is %.0f s %s this host's: waiting messages may lose their order; use NTP"
         )
+        logger.warning(text, where, abs(ahead), "ahead of" if ahead > 0 else "behind")
     seconds = _idle_timeout(client)
     if seconds:
-        logger.warning(
-            "the lock server %s closes connections that are idle for %d s (timeout): the next command must "
-            "reconnect, which takes longer; set timeout 0",
-            *(where, seconds),
-        )
+        text = "the lock server %s closes connections that are idle for %d s: commands must reconnect; set timeout 0"
+        logger.warning(text, where, seconds)
 
 
 def warn_of_age(infos: Sequence[Mapping[str, Any]], where: str, setting: str) -> None:

@@ -148,7 +148,7 @@ def test_where_there_are_too_many_those_of_no_use_soonest_are_dropped_and_one_li
     wait_until(lambda: not client.exists(*keys[3:]), "the others are released")
     assert client.exists(*keys[:3]) == 3
     (line,) = lines(log)
-    assert line.startswith("more than 3 commands, such as releases, wait for the lock server: 1 dropped")
+    assert line.startswith("more than 3 commands wait for the lock server: 1 dropped; ")
 
 
 def lines(log):

@@ -190,7 +190,7 @@ def test_a_server_that_closes_idle_connections_is_warned_of(server, config, said
     try:
         ((level, line),) = said(config)
         assert level == logging.WARNING
-        assert line.startswith(f"the lock server {config.locks} closes connections that are idle for 60 s (timeout)")
+        assert line.startswith(f"the lock server {config.locks} closes connections that are idle for 60 s: ")
         server.execute_command("ACL", "SETUSER", "default", "-config")
         assert said(config) == []  # it may not be asked for it
     finally:
