@@ -35,13 +35,15 @@ def each_place(call, handler):
         def trace(frame, event, _, seen=seen, place=place):
             frame.f_trace_opcodes, frame.f_trace_lines = True, False
             before = [one.opname for one in dis.get_instructions(frame.f_code) if one.offset < frame.f_lasti][-1:]
-            if event == "opcode" and set(before) & _MAY_BE_INTERRUPTED:
+            if event == "opcode" and set(before) & _MAY_BE_INTERRUPTED and frame.f_code is not run.__code__:
                 seen.append(frame)
                 if len(seen) == place:
                     handler()
             return trace
 
         def run(trace=trace):
+            here = sys._getframe()
+            here.f_trace, here.f_trace_opcodes = trace, True  # else Python 3.12 and 3.13 tell of no opcodes
             try:
                 sys.settrace(trace)
                 call()
