@@ -147,7 +147,12 @@ def set_retried_body(task: Any, body: Callable[..., Any]) -> None:
     task._orig_run = body
 
 
-def as_sent(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """The arguments of a call as `apply_async` sends them: with ``pydantic=True``, models become dicts."""
+def as_sent(
+    task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], serializer: str | None = None
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """The arguments of a call as `apply_async` sends them: with ``pydantic=True``, models become dicts.
+
+    Only pickle sends models as they are. `serializer` is the call's own, if it has one.
+    """
     dump = getattr(task, "_dump_pydantic_arguments", None)
-    return (args, kwargs) if dump is None else dump(args, kwargs)
+    return (args, kwargs) if dump is None or (serializer or task.serializer) == "pickle" else dump(args, kwargs)

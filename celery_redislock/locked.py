@@ -14,7 +14,7 @@ from .app import check_lease, is_enabled, keyprefix_of, server_of, settings_of
 from .celery_port import app_of_last_resort, app_of_this_thread, current_apps
 from .errors import LONGEST, LockConfigError, shown
 from .keys.arguments import parse_template
-from .keys.key_maker import KeyMaker
+from .keys.key_maker import KeyMaker, signature_of
 from .lock.async_lock import Lock as AsyncLock
 from .lock.lock import Lock
 from .lock.lock_server import LockServer
@@ -124,7 +124,7 @@ class Locked:
         if not self._templates and not hasattr(function, "__qualname__"):
             raise LockConfigError(f"locked: {_name_of(function)} has no name to make a key from: pass a template")
         name = f"{function.__module__}.{_name_of(function)}"
-        signature, remedy = inspect.signature(function), "give locked() a template"
+        signature, remedy = signature_of(function), "give locked() a template"
         makers = [KeyMaker(name, signature, None, one, remedy=remedy) for one in self._templates or (None,)]
 
         def names(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:

@@ -174,6 +174,17 @@ class KeyMaker:
         return lambda arguments: digest(encode(_wired(task, "a group", lock_fair, arguments, remedy)))[:DIGEST]
 
 
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """How callers pass their arguments to `function`.
+
+    If it is a wrapper with ``*args`` or ``**kwargs``, it has the signature of the function inside, as `functools.wraps`
+    says. A wrapper that names all of its parameters has its own: it may pass other arguments on.
+    """
+    own = inspect.signature(function, follow_wrapped=False)
+    passes_on = any(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in own.parameters.values())
+    return inspect.signature(function) if passes_on else own
+
+
 def binder(task: str, signature: inspect.Signature) -> Binder:
     """Return a function that maps the arguments of a call to parameter names, with defaults applied.
 

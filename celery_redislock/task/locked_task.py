@@ -216,7 +216,7 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
         if is_in_hook():
             return publication.send_in_hook()
         try:
-            sent = as_sent(self, args or (), kwargs or {})
+            sent = as_sent(self, args or (), kwargs or {}, options.get("serializer"))
             key = plan.demand(*sent).key
         except (TypeError, LockKeyError):
             if not publication.is_unique or not is_bare(options):

@@ -28,7 +28,7 @@ from celery_redislock.app import (
 )
 from celery_redislock.errors import LockConfigError, LockKeyError, LockReplaced
 from celery_redislock.keys.arguments import digest
-from celery_redislock.keys.key_maker import DIGEST, KeyMaker, blame
+from celery_redislock.keys.key_maker import DIGEST, KeyMaker, blame, signature_of
 from celery_redislock.message.calls import check_serializer
 from celery_redislock.message.header import Header, Reservation
 from celery_redislock.message.republish import Broker
@@ -274,7 +274,7 @@ class LockPlan:
 
 
 def _signature(body: Callable[..., Any], is_method: bool) -> inspect.Signature:
-    signature = inspect.signature(body)
+    signature = signature_of(body)
     if not is_method:
         return signature
     return signature.replace(parameters=list(signature.parameters.values())[1:])

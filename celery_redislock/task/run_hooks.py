@@ -17,6 +17,7 @@ from celery.app.task import Context
 from celery.exceptions import Ignore, Reject
 from celery.signals import task_postrun
 
+from celery_redislock.celery_port import as_sent
 from celery_redislock.errors import LockConfigError, describe, fields, run_named
 from celery_redislock.message.delivery import ASKED_KEYS, ON_BEGIN, Delivery, is_requeued
 from celery_redislock.message.header import HEADER, Header
@@ -78,7 +79,7 @@ def before_body(
         execution: Execution
         if request.is_eager:
             task_postrun.connect(end_eager, weak=False)  # if `LockedTask.apply` was passed by
-            execution = EagerExecution(plan, message)
+            execution, (args, kwargs) = EagerExecution(plan, message), as_sent(task, args, kwargs)  # as elsewhere
         else:
             execution = (JoiningExecution if message.options.on_conflict == "join" else WorkerExecution)(plan, message)
             _run_by_tracer(task).append(execution)

@@ -10,6 +10,8 @@ from contextvars import Context, copy_context
 
 import pytest
 import redis
+from celery import Task
+from pydantic import BaseModel, Field
 from redis.exceptions import LockError
 
 from celery_redislock import Lock, LockConflict, LockedTask, LockLost, locked
@@ -17,6 +19,12 @@ from celery_redislock.testing import busy
 from tests.lab.app import make_app
 
 NAME = "stock"
+
+
+class Order(BaseModel):
+    """An argument that is sent under another name than it has here."""
+
+    sku: int = Field(alias="SKU")
 
 
 @pytest.fixture
@@ -269,6 +277,17 @@ class TestRequest:
             lock.check()
             assert lock.owned()
         assert locks.client.keys() == []
+
+    @pytest.mark.skipif(not hasattr(Task, "_dump_pydantic_arguments"), reason="before Celery 5.7 callers dump models")
+    def test_a_task_that_is_applied_to_a_model_inside_a_block(self, app, locks):
+        @app.task(
+            base=LockedTask, pydantic=True, pydantic_dump_kwargs={"by_alias": True}, lock_block_for=0.1, shared=False
+        )
+        def task(order: Order):
+            return [key.decode() for key in locks.client.scan_iter()]
+
+        with task.lock_for(Order(SKU=7)) as lock:
+            assert task.apply((Order(SKU=7),)).get() == [lock.name]
 
     def test_the_tasks_lock_is_not_held_by_a_thread_that_it_starts(self, app):
         @app.task(bind=True, base=LockedTask, shared=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -102,6 +104,65 @@ def test_a_model_counts_as_the_tasks_own_way_to_dump_it(app: Celery) -> None:
     args, _ = sent(reserve, Order(sku="7"))
     assert args == [{"sku": "7"}]
     assert reserve.lock_for(Order(sku="7")).name == reserve.lock_for({"sku": "7"}).name
+
+
+@pytest.mark.skipif(not hasattr(Task, "_dump_pydantic_arguments"), reason="before Celery 5.7 callers dump models")
+def test_pickle_sends_a_model_as_it_is(app: Celery) -> None:
+    dumped = {"base": LockedTask, "pydantic": True, "pydantic_dump_kwargs": {"exclude_defaults": True}}
+
+    @app.task(shared=False, serializer="pickle", name="reserve", **dumped)
+    def reserve(order: Order) -> None: ...
+
+    assert reserve.lock_for(Order(sku="7")).name == reserve.lock_for({"sku": "7", "quantity": 1}).name
+
+
+def passing_on(function: Any) -> Any:
+    """A decorator that changes nothing."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+def with_database(function: Any) -> Any:
+    """A decorator that adds an argument, and names what callers pass."""
+
+    @functools.wraps(function)
+    def wrapper(account: int, amount: int = 0) -> Any:
+        return function("database", account, amount)
+
+    return wrapper
+
+
+def with_any_database(function: Any) -> Any:
+    """A decorator that adds an argument, and says so."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function("database", *args, **kwargs)
+
+    parameters = [*inspect.signature(function).parameters.values()]
+    wrapper.__signature__ = inspect.Signature(parameters[1:])  # type: ignore[attr-defined]
+    return wrapper
+
+
+def test_a_decorated_task_is_called_as_the_function_inside(app: Celery) -> None:
+    @app.task(shared=False, base=LockedTask, lock_args=["account"])
+    @passing_on
+    def bill(account: int, amount: int = 0) -> None: ...
+
+    assert bill.lock_for(7).name == bill.lock_for(account=7, amount=3).name != bill.lock_for(8).name
+
+
+@pytest.mark.parametrize("decorator", [with_database, with_any_database])
+def test_a_decorator_that_adds_an_argument_may_name_what_callers_pass(app: Celery, decorator: Any) -> None:
+    @app.task(shared=False, base=LockedTask, lock_args=["account"])
+    @decorator
+    def bill(database: str, account: int = 0, amount: int = 0) -> None: ...
+
+    assert bill.lock_for(7).name == bill.lock_for(account=7, amount=3).name != bill.lock_for(8).name
 
 
 def test_a_pydantic_model_with_a_hook_for_kombu_has_one_key_on_both_sides(app: Celery) -> None:
