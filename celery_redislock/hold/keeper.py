@@ -160,12 +160,8 @@ class Keeper:
             return False
         if lock.stop_at <= now and lock.renew_at != math.inf:
             lock.renew_at = math.inf
-            logger.warning(
-                "%s is still running after lock_max_hold (%g s): its lock %s is no longer renewed; another run may "
-                "take it in %.1f s",
-                *(lock.name, lock.max_hold, lock.key, lock.remaining),
-                extra=lock.fields("held_too_long"),
-            )
+            text = "%s is still running after lock_max_hold (%g s): its lock %s is no longer renewed; free in %.1f s"
+            logger.warning(text, lock.name, lock.max_hold, lock.key, lock.remaining, extra=lock.fields("held_too_long"))
         return lock.renew_at <= now + lock.interval * TICK
 
     def _renew(self, due: Sequence[HeldLock]) -> None:

@@ -107,8 +107,5 @@ class Listener:
     def _deaf(self, error: NoPermissionError) -> None:
         if not self._said:
             self._said = True
-            logger.warning(
-                "the lock server does not let this process subscribe to %s: %s; waiting messages check their locks "
-                "every second instead; allow the server's user the channels %s:*",
-                *(self._channels[0], describe(error), self._channels[0].rpartition(":")[0]),
-            )
+            text = "no right to subscribe to %s: %s; waiting messages look every second; allow the user channels %s:*"
+            logger.warning(text, self._channels[0], describe(error), self._channels[0].rpartition(":")[0])

@@ -165,7 +165,7 @@ class Lock(Handle):
         conflict = await self._acquire(None, self.patience(None, None))
         if conflict is not None:
             raise LockConflict(self.key, conflict.info(self.key))
-        self._begin_block()
+        self.begin_block()
         return self
 
     async def __aexit__(self, *error: object) -> None:

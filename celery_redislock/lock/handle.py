@@ -263,7 +263,7 @@ class Handle:
                 local.entries.remove(lost)
         local.entries.append(entry)
 
-    def _begin_block(self) -> None:
+    def begin_block(self) -> None:
         """Record that the entry that was just made belongs to a ``with`` block."""
         if entry := self._entry():
             entry.in_block = True

@@ -150,7 +150,7 @@ class Lock(Handle):
         conflict = self._acquire(None, self.patience(None, None))
         if conflict is not None:
             raise LockConflict(self.key, conflict.info(self.key))
-        self._begin_block()
+        self.begin_block()
         return self
 
     def __exit__(self, *error: object) -> None:

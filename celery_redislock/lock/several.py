@@ -119,7 +119,7 @@ class _Several(Generic[L]):
         if refused is not None:
             raise LockConflict(refused.lock.key, refused.conflict.info(refused.lock.key))
         for one in self._locks:
-            one._begin_block()
+            one.begin_block()
         return self
 
 

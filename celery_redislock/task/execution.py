@@ -294,12 +294,9 @@ class Execution:
         """Warn if this worker makes another key of a merged call's arguments than the publishers did."""
         key = self.plan.demand(args, kwargs).key
         if key != lock.key:
-            logger.warning(
-                "%s: this worker computes lock %s for the arguments of a merged call, but its publisher computed lock "
-                "%s, which the run keeps. Do both run the same version?",
-                *(self.message.name, key, lock.key),
-                extra=self.message.fields("other_key", key=lock.key),
-            )
+            text = "%s: this worker computes lock %s, but a merged call keeps its publisher's, %s. Are versions mixed?"
+            about = self.message.fields("other_key", key=lock.key)
+            logger.warning(text, self.message.name, key, lock.key, extra=about)
 
     def _release(self, lock: HeldLock, state: str | None) -> None:
         keeper = self._server.keeper
@@ -354,12 +351,9 @@ class Execution:
         if header.key in {demand.key, None}:
             options = {"expires": self.request.expires}
             return Claim(claim, reservation_ttl(plan.app, self.message.options, options, self.task.expires))
-        logger.warning(
-            "%s: the publisher reserved lock %s but this worker computes lock %s; the publisher's reservation is "
-            "released, and this run takes its own lock. Do both run the same version?",
-            *(self.message.name, shown(str(header.key)), demand.key),
-            extra=self.message.fields("other_key", key=demand.key),
-        )
+        text = "%s: the publisher reserved lock %s but this worker computes lock %s and takes that. Are versions mixed?"
+        about = self.message.fields("other_key", key=demand.key)
+        logger.warning(text, self.message.name, shown(str(header.key)), demand.key, extra=about)
         self._give_up_reservation()
         self.message.header = header._replace(claim=None, key=None)
         return None

@@ -64,6 +64,8 @@ class LockedRequest(Request):
     run: Run | None = None
     #: Whether an operator has dropped the message while it waited.
     is_dropped = False
+    #: Whether the worker's prefetch count is one higher because the message waits.
+    has_raised_prefetch = False
     #: What the message waited for in this worker.
     _waited_for: tuple[Demand, ...] = ()
 
@@ -97,7 +99,8 @@ class LockedRequest(Request):
         header, run, may_wait, acks_at_begin = Header.read(request.get(HEADER)), None, False, False
         if plan is not None and plan.enabled:
             may_wait = room is not None and room.may_keep(self)
-            acks_at_begin = not task.acks_late and EARLY_ACKS.reader is not None
+            may_end_unbegun = self.delivery.is_redelivered and task.app.conf.worker_deduplicate_successful_tasks
+            acks_at_begin = not (task.acks_late or may_end_unbegun or EARLY_ACKS.reader is None)
             if acks_at_begin:
                 EARLY_ACKS.expect(nonce, self)
             options, reservation = plan.options_for(header), header.reservation
@@ -131,17 +134,26 @@ class LockedRequest(Request):
 
     def acknowledge(self) -> None:
         """Ack the message, except while `on_accepted` runs: an early ack waits until the run begins."""
-        if self._is_held_back:
-            return
-        if getattr(self.message.channel, "connection", self) is None:
-            # Kombu has closed the connection that the message came over, and has given the message back. An ack on such
-            # a channel may raise AttributeError in Kombu 5.7; in the event loop, that ends the worker.
-            name = self.task.name
-            about = fields("not_acked", task=name, task_id=self.id)
-            text = "%s: its message cannot be acked and is delivered again: the connection to the broker is lost"
-            logger.warning(text, run_named(name, self.id), extra=about)
-            return
-        super().acknowledge()
+        if not self._is_held_back and self._is_connected():
+            super().acknowledge()
+
+    def reject(self, requeue: bool = False) -> None:
+        """Reject the message, unless its connection is lost: then the broker delivers it again by itself."""
+        if self._is_connected():
+            super().reject(requeue)
+
+    def _is_connected(self) -> bool:
+        """Whether the message can be acked or rejected; if not, log it.
+
+        If kombu has closed the connection that the message came over, it has given the message back. To ack or reject
+        it on such a channel may raise AttributeError in kombu 5.7; in the event loop, that ends the worker.
+        """
+        if getattr(self.message.channel, "connection", self) is not None:
+            return True
+        name = self.task.name
+        text = "%s: its message cannot be acked and is delivered again: the connection to the broker is lost"
+        logger.warning(text, run_named(name, self.id), extra=fields("not_acked", task=name, task_id=self.id))
+        return False
 
     @property
     def comes_again_if_lost(self) -> bool:
@@ -194,6 +206,8 @@ class LockedRequest(Request):
             CHILDREN.condemned(self.worker_pid)
         with in_hook():
             super().on_timeout(soft, timeout)
+        if not soft and self.delivery.acks_at_begin:  # gevent's pool calls nothing else that would ack it
+            self.acknowledge()
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
         """Terminate the run as Celery does. A terminated run has no next attempt."""

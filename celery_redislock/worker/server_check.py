@@ -37,8 +37,6 @@ logger = logging.getLogger(__name__)
 LEASE = 10.0
 #: Warn if the server's clock is off by more than this many seconds. Synchronized clocks differ by milliseconds.
 FAR_OFF = 5.0
-#: The first version of Redis whose scripts can write after calling TIME. Acquiring with a fence does both.
-WRITES_AFTER_TIME = 5, 0
 #: The oldest supported version of Redis. Valkey reports the version of Redis that it is compatible with: 7.2.
 OLDEST = 7, 0
 #: Kombu's transports without acks: they delete a message from its queue when they deliver it.
@@ -128,7 +126,7 @@ def warn_of_server(client: redis.Redis, where: str) -> None:
 
 
 def warn_of_age(infos: Sequence[Mapping[str, Any]], where: str, setting: str) -> None:
-    """Log a problem if a lock server is too old to work, or older than the versions the package is tested with.
+    """Warn if a lock server is older than the versions the package is tested with.
 
     Args:
         infos: The INFO of the server, or of each node of a Cluster.
@@ -138,13 +136,7 @@ def warn_of_age(infos: Sequence[Mapping[str, Any]], where: str, setting: str) ->
     remedy = "upgrade it to at least Redis 7.0 or Valkey 8, or name another server in %s"
     for version in sorted({str(one.get("redis_version", "")) for one in infos}):
         found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-        if found and found < WRITES_AFTER_TIME:
-            logger.error(
-                "the lock server %s cannot be used by every task: it is Redis %s, too old for locks with a fence; "
-                f"{remedy}; until then, runs with a fence follow lock_on_outage",
-                *(where, version, setting),
-            )
-        elif found and found < OLDEST:
+        if found and found < OLDEST:
             logger.warning(
                 f"the lock server %s is Redis %s, older than the versions that the locks are tested with; {remedy}",
                 *(where, version, setting),
@@ -155,11 +147,8 @@ def warn_of_eviction(infos: Sequence[Mapping[str, Any]], where: str) -> None:
     """Warn if a lock server evicts keys when it is full. `warn_of_age` explains the arguments."""
     policies = {one.get("maxmemory_policy", "noeviction") for one in infos if one.get("maxmemory")}
     for policy in policies - {"noeviction"}:
-        logger.warning(
-            "the lock server %s evicts keys (maxmemory-policy %s) when it is full: a run may lose its lock; set "
-            "noeviction, or give the locks their own server with redislock_url",
-            *(where, policy),
-        )
+        text = "the lock server %s evicts keys (maxmemory-policy %s) when it is full, and so locks; set noeviction"
+        logger.warning(text, where, policy)
 
 
 def locked_tasks(app: Celery) -> Sequence[tuple[Task[..., Any], float]]:

@@ -24,7 +24,7 @@ from celery.worker import state
 from celery.worker.request import Request
 from kombu.common import QoS
 
-from .worker_port import forget_tag, most_prefetched, run_in_acquired_slot, tags_of
+from .worker_port import forget_tag, most_prefetched, restore_prefetch_count, run_in_acquired_slot, tags_of
 
 T = TypeVar("T")
 
@@ -346,16 +346,19 @@ class Windows(QoS):
             consumer.hub.call_soon(transport.on_readable, connection, consumer.hub)
 
 
-def keep_unacked(consumer: Any, request: Request) -> None:
+def keep_unacked(consumer: Any, request: Any) -> None:
     """Let the worker keep fetching while the message of `request` stays unacked."""
-    consumer.qos.increment_eventually()
+    restore_prefetch_count(consumer)
+    before = consumer.qos.value
+    request.has_raised_prefetch = consumer.qos.increment_eventually() > before  # not at worker_eta_task_limit
     if isinstance(consumer.qos, Windows):
         consumer.qos.keep(request.message)
 
 
-def let_go(consumer: Any, request: Request) -> None:
+def let_go(consumer: Any, request: Any) -> None:
     """Count the message of `request` as no longer waiting."""
-    consumer.qos.decrement_eventually()
+    if request.has_raised_prefetch:
+        consumer.qos.decrement_eventually()
     if isinstance(consumer.qos, Windows):
         consumer.qos.let_go(request.message)
 

@@ -16,6 +16,7 @@ from .early_acks import EARLY_ACKS, AckWhatHasBegun
 from .lock_events import LockEvents
 from .server_check import try_lock_server, warn_of_broker
 from .waiting import WaitingRoom
+from .worker_port import spawns_children
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +55,11 @@ def prepare(sender: Any) -> None:
 def try_servers(instance: Any = None, **_: Any) -> None:
     """Try the lock server if a task needs it, and log its address and any problems. Called before the pool starts.
 
-    Also log what the broker cannot do for locked tasks.
+    Also log what the broker, or the pool, cannot do for locked tasks.
     """
+    if spawns_children(instance):
+        EARLY_ACKS.reader = None  # such children inherit no pipe
+        logger.warning("worker_pool_start_method is spawn: set acks_late, or a killed worker loses waiting messages")
     plans = [task.lock_plan for task in instance.app.tasks.values() if isinstance(task, LockedTask)]
     for app in {plan.app for plan in plans if plan is not None and plan.enabled}:
         try_lock_server(app)

@@ -13,6 +13,7 @@ from inspect import isgenerator
 from itertools import takewhile
 from typing import Any
 
+from billiard import get_start_method
 from celery.worker import state
 from celery.worker.request import Request
 
@@ -42,6 +43,12 @@ def idle_children(pool: Any) -> set[int]:
     jobs = tuple(inner._cache.values())
     busy = {job._worker_pid or getattr(job._write_to or job._scheduled_for, "pid", None) for job in jobs}
     return {child.pid for child in tuple(inner._pool)} - busy - {None}  # without a pid until it starts
+
+
+def spawns_children(worker: Any) -> bool:
+    """Whether the children of the worker's pool begin empty, instead of as forks of the worker."""
+    how = (getattr(worker, "pool_start_method", "fork"), get_start_method())  # an option since Celery 5.7
+    return "prefork" in worker.pool_cls.__module__ and how != ("fork", "fork")
 
 
 def before_close(consumer: Any, do: Callable[[], None]) -> None:
@@ -197,6 +204,17 @@ def forget_tag(task_consumer: Any, queue: str) -> str | None:
 def most_prefetched(consumer: Any) -> int | None:
     """The maximum number of messages that a worker keeps, Celery's `worker_eta_task_limit`; None for no limit."""
     return getattr(consumer.qos, "max_prefetch", None) or None
+
+
+def restore_prefetch_count(consumer: Any) -> None:
+    """Restore the prefetch count that Celery has reduced after a lost connection.
+
+    Celery would do so with each ack, and forget by how much waiting messages have raised it.
+    """
+    if not consumer._maximum_prefetch_restored:
+        consumer._maximum_prefetch_restored = True
+        consumer.qos.increment_eventually(consumer.max_prefetch_count - consumer.initial_prefetch_count)
+        consumer.initial_prefetch_count = consumer.max_prefetch_count
 
 
 def survive_lost_connections(consumer: Any, on_failure: Callable[[], None]) -> None:

@@ -435,7 +435,7 @@ def test_a_worker_whose_user_has_no_right_to_channels_runs_all_in_order(config, 
     begin = time.monotonic()
     each_runs_once(results)
     assert time.monotonic() - begin < 20  # it looks every second; else it would look when the lease of 30 s ends
-    assert worker.output().count("does not let this process subscribe") == 1
+    assert worker.output().count("no right to subscribe") == 1
     app.close()
 
 

@@ -158,23 +158,18 @@ def test_a_server_that_evicts_keys_is_warned_of(server, config, said):
     assert said(config) == []  # it may not be asked for it
 
 
-OLD = (
-    "; upgrade it to at least Redis 7.0 or Valkey 8, or name another server in redislock_url; until then, runs with a "
-    "fence follow lock_on_outage"
-)
-TOO_OLD = (
-    logging.ERROR,
-    "{} cannot be used by every task: it is Redis {}, too old for locks with a fence" + OLD,
-)
 UNTESTED = (
     logging.WARNING,
-    "{} is Redis {}, older than the versions that the locks are tested with" + OLD.partition("; until")[0],
+    (
+        "{} is Redis {}, older than the versions that the locks are tested with; upgrade it to at least Redis 7.0 or "
+        "Valkey 8, or name another server in redislock_url"
+    ),
 )
 
 
 @pytest.mark.parametrize(
     ("version", "expected"),
-    [("3.2.6", TOO_OLD), ("4.0.9", TOO_OLD), ("5.0.0", UNTESTED), ("6.2.9", UNTESTED), ("7.0.0", None)],
+    [("3.2.6", UNTESTED), ("6.2.9", UNTESTED), ("7.0.0", None)],
 )
 def test_a_server_that_says_it_is_an_old_one_is_named_with_the_setting_and_the_remedy(
     config, lock_proxy, said, version, expected
