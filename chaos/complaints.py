@@ -9,8 +9,13 @@ from pathlib import Path
 _TRACEBACK = re.compile(
     r"^[^\n]*\nTraceback \(most recent call last\):\n(?:[ \t][^\n]*\n|\n(?=[ \t]))*[^\n]*", re.MULTILINE
 )
-#: How a traceback ends that Celery logs where the broker is away while `Task.retry` publishes the next attempt.
-_BROKER_AWAY = ("kombu.exceptions.OperationalError: ", "celery.exceptions.Reject: (OperationalError(")
+#: How a traceback ends that Celery logs where the broker is away while `Task.retry` publishes the next attempt, or a
+#: message that has to wait is published again.
+_BROKER_AWAY = (
+    "kombu.exceptions.OperationalError: ",
+    "celery.exceptions.Reject: (OperationalError(",
+    "celery.exceptions.Reject: ('OperationalError: ",
+)
 
 
 def error_that_ended(log: Path) -> str:

@@ -133,6 +133,8 @@ def of_another_run(story: Story, earlier: list[Run], run: Run) -> Excuse | None:
         made_up_late = [stop["until"] + MADE_UP_FOR + AT_ONCE for stop in stops if stop["until"] > outage["until"]]
         if died <= made_up_at or run.start <= max(made_up_late, default=0.0):
             return Excuse.RELEASE_IN_DOUBT
+        if outage["from"] + LEASE - RENEWAL <= run.start <= made_up_at:  # no renewal since then: the lease was over
+            return Excuse.RELEASE_IN_DOUBT
     return None
 
 

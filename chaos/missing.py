@@ -5,7 +5,7 @@ from __future__ import annotations
 from chaos.excuses import DEATHS
 from chaos.faults import COLD, CUT_BROKER, KILL_WORKER, STOP_WORKER
 from chaos.story import Line, Story
-from chaos.windows import AT_ONCE, IN_QUEUE, IN_WORKER
+from chaos.windows import AT_ONCE, IN_QUEUE, IN_WORKER, NEARBY
 from promises import Excuse
 
 
@@ -46,9 +46,10 @@ def _went_back(story: Story, receipt: Line) -> list[float]:
 
 def _may_have_been_taken(story: Story, queued_at: float) -> bool:
     """Whether a worker that was killed may have had a message in its connection; also while it stood still before."""
-    start, end = queued_at - AT_ONCE, queued_at + IN_QUEUE
+    in_queue = max([IN_QUEUE, *story.times_in_queue(queued_at - NEARBY, queued_at + NEARBY)])
+    start, end = queued_at - AT_ONCE, queued_at + in_queue
     stops = story.strikes((STOP_WORKER,), start, end)
-    kills = story.strikes((KILL_WORKER, COLD), start, max([end, *(stop["until"] + IN_QUEUE for stop in stops)]))
+    kills = story.strikes((KILL_WORKER, COLD), start, max([end, *(stop["until"] + in_queue for stop in stops)]))
     stopped = {stop["worker"] for stop in stops}
     return any(kill["from"] <= end or kill["worker"] in stopped for kill in kills)
 

@@ -108,7 +108,7 @@ class Post(Target):
             with suppress(subprocess.TimeoutExpired):
                 gone.process.wait(min(patience, max(0.0, deadline - time.monotonic())))
             if gone.process.poll() is None and time.monotonic() > deadline:
-                if "/celery_redislock/" in stack:
+                if "/celery_redislock/" in stack.partition(" in _handle_request")[0]:  # what a signal has interrupted
                     self._complain(f"a worker hangs in celery_redislock{stack}", gone)
                 gone.ledger.write({"event": "hang", "worker": gone.process.pid, "log": str(gone.log), "stack": stack})
                 gone.kill()

@@ -82,6 +82,12 @@ class Story:
         """The publishes, also of what comes back, by task id."""
         return self._by("published", "task_id")
 
+    def times_in_queue(self, start: float, end: float) -> list[float]:
+        """How long what was published between these times lay in the queue until it was first received."""
+        first = {line["publish"]: line["at"] for line in reversed(self.events("received"))}
+        published = [line for line in self.events("published") if start <= line["at"] <= end]
+        return [first[line["publish"]] - line["at"] for line in published if line["publish"] in first]
+
     @cached_property
     def unavailable(self) -> dict[str, list[Line]]:
         """When runs could not reach the lock server, by task id."""

@@ -20,7 +20,7 @@ from chaos.hall import DRILL
 from chaos.stalls import Broken, Stalls, check_crowds, check_drains
 from chaos.story import LIMITED, RATED, SEVERAL, Story
 from chaos.waits import Turn, Wait, busy, gaps, is_later, turns, waits, was_full
-from chaos.windows import AT_ONCE, IDLE, MOST_AHEAD, MOST_PASSES, NEVER, RECOVERED
+from chaos.windows import AT_ONCE, IDLE, MOST_AHEAD, MOST_PASSES, NEVER, RECOVERED, REPLACED
 from promises import Excuse, Promise
 
 WAITED, CHECKED = "messages that waited in line", "of them, undisturbed by a fault"
@@ -130,5 +130,7 @@ def _idle(story: Story, wait: Wait, start: float, spans: list[tuple[float, float
             continue
         full = was_full(story, wait, begin, stop)
         seconds = stop - max(begin, full or -NEVER)
-        if seconds > IDLE:
+        # The message was in the pipe of a child that then ended, and another one had to begin first.
+        is_replaced = any(begin - AT_ONCE <= died <= stop for died in story.deaths.values())
+        if seconds > IDLE + is_replaced * REPLACED:
             yield seconds

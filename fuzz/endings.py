@@ -89,6 +89,9 @@ def _wrong_failure(facts: Facts, job: Accepted, final: Line) -> str:
             return "" if lost and "abort" in facts.options(job, "lock_on_lost") else "its lock was not lost"
         case "WorkerLostError" | "Terminated":
             return "" if facts.story.faults(*DEATHS) or facts.revoked else "no process was killed"
+        case "ChordError":  # a part of its header was skipped, and its worker killed before the ack: a copy of it ran
+            again = any(len(facts.story.received[one]) > 1 for one in job.before)
+            return "" if again and facts.story.faults(*DEATHS) else "what it follows has not failed"
     return "nothing fails so"
 
 

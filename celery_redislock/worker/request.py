@@ -64,8 +64,6 @@ class LockedRequest(Request):
     run: Run | None = None
     #: Whether an operator has dropped the message while it waited.
     is_dropped = False
-    #: Whether the worker's prefetch count is one higher because the message waits.
-    has_raised_prefetch = False
     #: What the message waited for in this worker.
     _waited_for: tuple[Demand, ...] = ()
 

@@ -346,19 +346,17 @@ class Windows(QoS):
             consumer.hub.call_soon(transport.on_readable, connection, consumer.hub)
 
 
-def keep_unacked(consumer: Any, request: Any) -> None:
+def keep_unacked(consumer: Any, request: Request) -> None:
     """Let the worker keep fetching while the message of `request` stays unacked."""
     restore_prefetch_count(consumer)
-    before = consumer.qos.value
-    request.has_raised_prefetch = consumer.qos.increment_eventually() > before  # not at worker_eta_task_limit
+    consumer.qos.increment_eventually()
     if isinstance(consumer.qos, Windows):
         consumer.qos.keep(request.message)
 
 
-def let_go(consumer: Any, request: Any) -> None:
+def let_go(consumer: Any, request: Request) -> None:
     """Count the message of `request` as no longer waiting."""
-    if request.has_raised_prefetch:
-        consumer.qos.decrement_eventually()
+    consumer.qos.decrement_eventually()
     if isinstance(consumer.qos, Windows):
         consumer.qos.let_go(request.message)
 

@@ -348,6 +348,19 @@ def test_the_body_of_a_chord_may_not_be_sent_if_a_process_was_killed_at_the_end_
     assert story.broken() == ([Promise.ENDS] if is_broken else [])
 
 
+@pytest.mark.parametrize(("comes_again", "is_killed"), [(True, True), (False, True), (True, False)])
+def test_a_chord_may_fail_by_what_was_skipped_and_ran_when_it_came_again(story, comes_again, is_killed):
+    failed = ("FAILURE", "ChordError: Dependency x1 raised TaskRevokedError('duplicate of x9')")
+    story.canvas(("chord", 0, 1, 2), {"x0": ("SUCCESS", "x0"), "x1": ("SUCCESS", "x1"), "x2": failed})
+    story.run("x0", 0.2, 0.4)
+    story.run("x1", 2.0, 2.4)
+    if comes_again:
+        story.receive("x1", 1.0)
+    if is_killed:
+        story.fault(KILL_CHILD, 0.6, 0.7, 110)
+    assert story.broken() == ([] if comes_again and is_killed else [Promise.POLICY])
+
+
 def test_the_death_of_an_earlier_attempt_does_not_excuse_a_body_that_was_not_sent(story):
     story.canvas(("chord", 0, 1), {"x0": ("SUCCESS", "x0"), "x1": OPEN})
     story.ledger.write({"event": "sent", "task_id": "x0", "kind": "early", "after": ""})
