@@ -421,6 +421,28 @@ def test_messages_that_are_revoked_while_the_lock_server_is_silent_end_once(lock
     app.close()
 
 
+@pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)
+def test_after_a_lost_connection_the_prefetch_count_still_grows_with_what_waits(
+    broker, broker_proxy, config, tasks, start_worker, gate, ledger
+):
+    """Celery reduces it while runs go on, and restores it with each ack."""
+    config.settings["worker_prefetch_multiplier"] = 4
+    start_worker(2)
+    with make_app(replace(config, broker=broker)) as app:  # the test's own connection is not cut
+        wait_until(lambda: prefetched(app) == 8, "it has begun")
+        running = app.tasks["lab.late"].delay("running", "running", gate)
+        wait_until(ledger.runs, "one runs")
+        with tasks.work.lock_for("k"):
+            waiting = [app.tasks["lab.work"].delay("k", number) for number in range(10)]
+            wait_until(lambda: kept(app) == 10, "they wait")
+            broker_proxy.cut()
+            wait_until(lambda: kept(app) >= 10 and prefetched(app) >= 18, "they wait again")
+        assert [result.get(timeout=20) for result in waiting] == [*range(10)]
+        gate.open()
+        assert running.get(timeout=20) == "running"
+        wait_until(lambda: prefetched(app) == 8, "it is what it was")
+
+
 @needs_one_server("its user is made at one node")
 @pytest.mark.usefixtures("private_locks")
 def test_a_worker_whose_user_has_no_right_to_channels_runs_all_in_order(config, start_worker, each_runs_once, locks):

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import re
+from pathlib import Path
 
 import pytest
 
 from tests.conftest import in_pools
+from tests.lab.app import make_app
 from tests.lab.kinds import needs_one_server
 from tests.lab.servers import free_port, need_pool, wait_until
+from tests.lab.versions import BEFORE_5_7
+from tests.lab.workers import kept, worker
 
 READY = "w0@lab ready."
 
@@ -73,3 +79,58 @@ def test_while_runs_are_sent_back_the_main_process_says_how_many(config, lock_pr
         assert 1 <= int(seconds) < 20
     lock_proxy.mend()
     assert [result.get(timeout=20) for result in results] == [0, 1, 2]
+
+
+PROJECT = """
+from celery import Celery
+
+from celery_redislock import LockedTask
+from tests.lab.readiness import announce
+
+announce()
+app = Celery("spawning", broker="{broker}", backend="{backend}")
+app.conf.update(redislock_url="{locks}", task_default_queue="{queue}", worker_pool_start_method="spawn")
+
+
+@app.task(base=LockedTask, lock_args=["key"])
+def work(key, item):
+    return item
+"""
+
+
+@pytest.mark.skipif(BEFORE_5_7, reason="children are spawned from Celery 5.7 on")
+def test_children_that_are_spawned_run_all_and_leave_nothing_unacked(config, broker_server, tmp_path, monkeypatch):
+    """They inherit no pipe over which they could tell that a run begins."""
+    (tmp_path / "spawning.py").write_text(PROJECT.format(**vars(config)))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[2]}")
+    app = importlib.import_module("spawning").app
+    work = app.tasks["spawning.work"]
+    with worker(config, tmp_path, 2, app="spawning") as started:
+        assert "worker_pool_start_method is spawn: set acks_late" in started.output()
+        results = [work.delay(number, number) for number in range(10)]
+        assert [result.get(timeout=20) for result in results] == [*range(10)]
+        with work.lock_for("k"):
+            waiting = [work.delay("k", number) for number in range(3)]
+            wait_until(lambda: kept(app) == 3, "they wait")
+        assert [result.get(timeout=20) for result in waiting] == [0, 1, 2]
+        wait_until(lambda: not broker_server.client.exists("unacked"), "each message is acked")
+    app.close()
+
+
+@needs_one_server("its URL is another")
+def test_the_message_of_a_run_that_celery_has_seen_succeed_is_acked(config, tasks, start_worker, broker_server, ledger):
+    """Celery answers it before the run begins, at which an early ack would be sent otherwise."""
+    config.settings |= {"worker_deduplicate_successful_tasks": True, "task_acks_late": True}
+    with make_app(config) as app, tasks.counted.lock_for("other"):
+        result = app.tasks["lab.counted"].delay("k", "once")
+        queue, (message,) = broker_server.client, broker_server.client.lrange(config.queue, 0, -1)
+        worker = start_worker(1)
+        assert result.get(timeout=20) == ["once", 0]
+        copy = json.loads(message)
+        copy["headers"]["redelivered"] = copy["properties"]["delivery_info"]["redelivered"] = True
+        copy["properties"]["delivery_tag"] = "a copy"
+        queue.lpush(config.queue, json.dumps(copy))
+        wait_until(lambda: "already completed successfully" in worker.output(), "Celery has dropped it")
+        wait_until(lambda: not queue.exists("unacked"), "it is acked")
+    assert ledger.items() == ["once"]

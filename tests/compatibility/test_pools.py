@@ -167,6 +167,24 @@ def test_a_hard_time_limit_of_a_greenlet_frees_its_key(tasks, start, ledger, not
     nothing_is_left()
 
 
+@pytest.mark.parametrize("pool", ["gevent"])
+def test_a_hard_time_limit_before_the_body_of_a_greenlet_ends_its_message_too(
+    config, lock_proxy, tasks, start, ledger, broker_server, nothing_is_left
+):
+    config.settings["redislock_client_options"] = {"socket_timeout": 3.0}
+    start(2)
+    assert tasks.work.delay("other", "first").get(timeout=10) == "first"
+    lock_proxy.blackhole()
+    try:
+        with pytest.raises(TimeLimitExceeded):
+            tasks.work.apply_async(("k", "limited"), time_limit=1).get(timeout=20)
+        wait_until(lambda: not broker_server.client.exists("unacked"), "its message is acked")
+    finally:
+        lock_proxy.mend()
+    nothing_is_left()
+    assert ledger.items() == ["first"]
+
+
 @pytest.mark.parametrize("pool", ["threads", "solo", "eventlet"])
 def test_where_celery_knows_no_time_limit_a_run_keeps_its_key_to_its_end(tasks, start, ledger):
     start(2)

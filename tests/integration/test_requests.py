@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import pytest
 from celery.worker.request import Request
 
 from celery_redislock.worker.request import locked_request
 
 
-def test_no_ack_is_tried_over_a_connection_that_kombu_has_closed(app, config, tasks, log):
-    """Kombu has given the message back to the broker. An ack may raise in Celery's event loop, and end the worker."""
+@pytest.mark.parametrize(
+    "answer", [lambda request: request.acknowledge(), lambda request: request.reject(requeue=True)]
+)
+def test_nothing_is_answered_over_a_connection_that_kombu_has_closed(app, config, tasks, log, answer):
+    """Kombu has given the message back. An answer may raise in Celery's event loop, and end the worker."""
     tasks.late.delay("k")
-    acks = []
+    answers = []
     with app.connection_for_read() as connection, connection.channel() as channel:
         message = app.amqp.queues[config.queue](channel).get()
         request = locked_request("lab.late", Request)(
-            message, on_ack=lambda *_: acks.append(message), app=app, task=tasks.late, headers=message.headers
+            message,
+            on_ack=lambda *_: answers.append("ack"),
+            on_reject=lambda *_: answers.append("reject"),
+            app=app,
+            task=tasks.late,
+            headers=message.headers,
         )
         channel.close()
-        request.acknowledge()
-    assert acks == []
+        answer(request)
+    assert answers == []
     assert [line.redislock_event for line in log.records] == ["not_acked"]
