@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -13,6 +11,7 @@ from tests.conftest import in_pools
 from tests.lab.app import make_app
 from tests.lab.kinds import needs_one_server
 from tests.lab.servers import free_port, need_pool, wait_until
+from tests.lab.spawning import spawning_app
 from tests.lab.versions import BEFORE_5_7
 from tests.lab.workers import kept, worker
 
@@ -81,32 +80,12 @@ def test_while_runs_are_sent_back_the_main_process_says_how_many(config, lock_pr
     assert [result.get(timeout=20) for result in results] == [0, 1, 2]
 
 
-PROJECT = """
-from celery import Celery
-
-from celery_redislock import LockedTask
-from tests.lab.readiness import announce
-
-announce()
-app = Celery("spawning", broker="{broker}", backend="{backend}")
-app.conf.update(redislock_url="{locks}", task_default_queue="{queue}", worker_pool_start_method="spawn")
-
-
-@app.task(base=LockedTask, lock_args=["key"])
-def work(key, item):
-    return item
-"""
-
-
 @pytest.mark.skipif(BEFORE_5_7, reason="children are spawned from Celery 5.7 on")
-def test_children_that_are_spawned_run_all_and_leave_nothing_unacked(config, broker_server, tmp_path, monkeypatch):
+def test_children_that_are_spawned_run_all_and_leave_nothing_unacked(config, broker_server, tmp_path):
     """They inherit no pipe over which they could tell that a run begins."""
-    (tmp_path / "spawning.py").write_text(PROJECT.format(**vars(config)))
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[2]}")
-    app = importlib.import_module("spawning").app
-    work = app.tasks["spawning.work"]
-    with worker(config, tmp_path, 2, app="spawning") as started:
+    config.settings["worker_pool_start_method"] = "spawn"
+    with spawning_app(config) as app, worker(config, tmp_path, 2, app="tests.lab.spawning") as started:
+        work = app.tasks["tests.lab.spawning.work"]
         assert "worker_pool_start_method is spawn: set acks_late" in started.output()
         results = [work.delay(number, number) for number in range(10)]
         wait_until(lambda: all(result.ready() for result in results), "all have run")
@@ -115,7 +94,6 @@ def test_children_that_are_spawned_run_all_and_leave_nothing_unacked(config, bro
             wait_until(lambda: kept(app) == 3, "they wait")
         assert [result.get(timeout=20) for result in waiting] == [0, 1, 2]
         wait_until(lambda: not broker_server.client.exists("unacked"), "each message is acked")
-    app.close()
 
 
 @needs_one_server("its URL is another")

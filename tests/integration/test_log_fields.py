@@ -138,11 +138,33 @@ OF_THE_PROCESS = {
 def calls_of_the_log():
     """Each call of the log: module, level, the text that it begins with, and whether it gives fields."""
     for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
             match node:
                 case ast.Call(func=ast.Attribute(value=ast.Name(id="logger"), attr=level)) if level.islower():
-                    text = next((one.value for one in ast.walk(node) if isinstance(one, ast.Constant)), "")
-                    yield path.stem, level, text, any(keyword.arg == "extra" for keyword in node.keywords)
+                    given = [one for one in node.args if isinstance(one, ast.Name) and one.id == "text"]
+                    texts = texts_in(assigned_before(tree, node) if given else node)
+                    yield path.stem, level, next(texts, ""), any(keyword.arg == "extra" for keyword in node.keywords)
+
+
+def assigned_before(tree, call):
+    """The last assignment to `text` before a call."""
+    return max(
+        (
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assign) and node.lineno < call.lineno and "text" in names_in(node.targets)
+        ),
+        key=lambda node: node.lineno,
+    )
+
+
+def names_in(targets):
+    return {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}
+
+
+def texts_in(node):
+    return (one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str))
 
 
 def test_every_line_that_names_a_run_gives_its_fields():
