@@ -180,7 +180,7 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
     If it is a wrapper with ``*args`` or ``**kwargs``, it has the signature of the function inside, as `functools.wraps`
     says. A wrapper that names all of its parameters has its own: it may pass other arguments on.
     """
-    own = inspect.signature(function, follow_wrapped=False)
+    own = inspect.signature(function, follow_wrapped=not inspect.isfunction(function))  # not `functools.cache`, in C
     passes_on = any(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in own.parameters.values())
     return inspect.signature(function) if passes_on else own
 

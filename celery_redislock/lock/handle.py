@@ -376,13 +376,9 @@ class Handle:
         local = self.local
         if local.other is not None:
             return self._adopt(local.other) if local.other else None
-        others: Entry | None = None
-        for entry in reversed(local.entries):
-            if entry.is_of_this_process:
-                if entry.is_mine:
-                    return entry
-                others = others or entry
-        return None if self._by_context else others
+        entries = [one for one in reversed(local.entries) if one.is_of_this_process]
+        mine = [one for one in entries if one.is_mine]
+        return next(iter(mine or (() if self._by_context else entries)), None)
 
     def _adopt(self, token: bytes) -> Entry:
         """A new entry for a lock whose token the user has stored in `local.token`, as users of redis-py's lock do.

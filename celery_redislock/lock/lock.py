@@ -94,7 +94,8 @@ class Lock(Handle):
             try:
                 was_held = entry.server.store.send(command)
             except BaseException:  # a time limit, for example
-                entry.server.undo_later(command, entry.held.ends_at)
+                if entry.held.token.since:  # another caller may choose the token that this one has chosen
+                    entry.server.undo_later(command, entry.held.ends_at)
                 raise
             self._released(entry.held, was_held=was_held)
 

@@ -165,7 +165,8 @@ class AckWhatHasBegun(bootsteps.StartStopStep):
         Then hear of the runs that have ended before: they have left none, so the pool must not forget their messages.
         (That is in a shutdown. When a connection is lost, Celery has reset the event loop by now, and acks are lost.)
         """
-        STOPS.add()
+        if EARLY_ACKS.reader is not None:  # else the children do not share the number
+            STOPS.add()
         hear_children(parent)
 
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:

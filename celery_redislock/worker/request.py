@@ -97,8 +97,7 @@ class LockedRequest(Request):
         header, run, may_wait, acks_at_begin = Header.read(request.get(HEADER)), None, False, False
         if plan is not None and plan.enabled:
             may_wait = room is not None and room.may_keep(self)
-            may_end_unbegun = self.delivery.is_redelivered and task.app.conf.worker_deduplicate_successful_tasks
-            acks_at_begin = not (task.acks_late or may_end_unbegun or EARLY_ACKS.reader is None)
+            acks_at_begin = not task.acks_late and EARLY_ACKS.reader is not None
             if acks_at_begin:
                 EARLY_ACKS.expect(nonce, self)
             options, reservation = plan.options_for(header), header.reservation
@@ -136,17 +135,20 @@ class LockedRequest(Request):
             super().acknowledge()
 
     def reject(self, requeue: bool = False) -> None:
-        """Reject the message, unless its connection is lost: then the broker delivers it again by itself."""
+        """Reject the message. If its connection is lost, the broker delivers it again."""
         if self._is_connected():
             super().reject(requeue)
+        elif room := waiting_room_of(self.app):
+            room.restore(self)
 
     def _is_connected(self) -> bool:
         """Whether the message can be acked or rejected; if not, log it.
 
-        If kombu has closed the connection that the message came over, it has given the message back. To ack or reject
-        it on such a channel may raise AttributeError in kombu 5.7; in the event loop, that ends the worker.
+        Kombu has closed the connection that the message came over, or has tried to. To ack or reject it on such a
+        channel may raise AttributeError in kombu 5.7; in the event loop, that ends the worker.
         """
-        if getattr(self.message.channel, "connection", self) is not None:
+        channel = self.message.channel
+        if getattr(channel, "connection", self) is not None and not getattr(channel, "closed", False):
             return True
         name = self.task.name
         text = "%s: its message cannot be acked and is delivered again: the connection to the broker is lost"

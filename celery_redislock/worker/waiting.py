@@ -103,6 +103,10 @@ class WaitingRoom(bootsteps.StartStopStep):
             ignore_errors(parent, parent.task_consumer.cancel)  # otherwise it may receive what it republishes
         self._let_go_of_all(None if self._handover.shutdown.still_receives else channel_of(parent))
 
+    def restore(self, request: Request) -> None:
+        """Have the broker redeliver a message whose connection was lost, unless it has done so."""
+        self._handover.restore([request])
+
     def _let_go_of_all(self, channel: Any = None) -> None:
         """Take out all messages that wait here, if any, and let them wait somewhere else."""
         gone = self._take_calls()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
 
 from tests.conftest import in_pools
-from tests.lab.app import make_app
 from tests.lab.kinds import needs_one_server
 from tests.lab.servers import free_port, need_pool, wait_until
 from tests.lab.spawning import spawning_app
@@ -94,21 +92,3 @@ def test_children_that_are_spawned_run_all_and_leave_nothing_unacked(config, bro
             wait_until(lambda: kept(app) == 3, "they wait")
         assert [result.get(timeout=20) for result in waiting] == [0, 1, 2]
         wait_until(lambda: not broker_server.client.exists("unacked"), "each message is acked")
-
-
-@needs_one_server("its URL is another")
-def test_the_message_of_a_run_that_celery_has_seen_succeed_is_acked(config, tasks, start_worker, broker_server, ledger):
-    """Celery answers it before the run begins, at which an early ack would be sent otherwise."""
-    config.settings |= {"worker_deduplicate_successful_tasks": True, "task_acks_late": True}
-    with make_app(config) as app, tasks.counted.lock_for("other"):
-        result = app.tasks["lab.counted"].delay("k", "once")
-        queue, (message,) = broker_server.client, broker_server.client.lrange(config.queue, 0, -1)
-        worker = start_worker(1)
-        assert result.get(timeout=20) == ["once", 0]
-        copy = json.loads(message)
-        copy["headers"]["redelivered"] = copy["properties"]["delivery_info"]["redelivered"] = True
-        copy["properties"]["delivery_tag"] = "a copy"
-        queue.lpush(config.queue, json.dumps(copy))
-        wait_until(lambda: "already completed successfully" in worker.output(), "Celery has dropped it")
-        wait_until(lambda: not queue.exists("unacked"), "it is acked")
-    assert ledger.items() == ["once"]

@@ -207,7 +207,7 @@ def test_a_token_that_is_taken_away_and_put_back_is_the_same_lock(make, often):
 @pytest.fixture
 def make_behind(lock_proxy):
     with redis.Redis.from_url(lock_proxy.url, socket_timeout=15) as client:
-        yield lambda **options: Lock(client, NAME, **options)
+        yield lambda name=NAME, **options: Lock(client, name, **options)
 
 
 @pytest.mark.parametrize("shorten", [lambda lock: lock.extend(20, replace_ttl=True), Lock.reacquire])
@@ -315,6 +315,19 @@ class TestInterruptions:
                 lock.release()
             assert locks.client.exists(NAME)
             wait_until(lambda: not locks.client.exists(NAME), "the keeper has released it")
+
+    def test_a_token_of_the_callers_choice_is_not_released_again(self, make_behind, lock_proxy, locks):
+        """Another caller may have chosen it too, and hold the key by then."""
+        chosen, minted = make_behind(timeout=60), make_behind("another", timeout=60)
+        chosen.acquire(token="mine")  # noqa: S106
+        minted.acquire()
+        lock_proxy.refuse()
+        for lock in (chosen, minted):
+            with pytest.raises(LockUnavailable):
+                lock.release()
+        lock_proxy.mend()
+        wait_until(lambda: not locks.client.exists("another"), "the keeper has released the other one")
+        assert locks.client.get(NAME) == b"mine"
 
     def test_an_outage_amid_the_release_delays_it(self, make_behind, lock_proxy, locks):
         lock = make_behind(timeout=None)

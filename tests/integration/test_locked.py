@@ -236,6 +236,14 @@ class TestDecorator:
             reserve(7)
         assert ran == []
 
+    def test_a_function_that_is_cached_in_c_has_the_signature_inside(self, keys):
+        @locked("stock:{sku}")
+        @functools.cache
+        def reserve(sku):
+            return keys()
+
+        assert reserve(7) == {KEY}
+
     def test_a_recursive_function_holds_its_key_already(self):
         @locked("count")
         def count(number):

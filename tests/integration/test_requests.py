@@ -8,10 +8,9 @@ from celery.worker.request import Request
 from celery_redislock.worker.request import locked_request
 
 
-@pytest.mark.parametrize(
-    "answer", [lambda request: request.acknowledge(), lambda request: request.reject(requeue=True)]
-)
-def test_nothing_is_answered_over_a_connection_that_kombu_has_closed(app, config, tasks, log, answer):
+@pytest.mark.parametrize("answer", [lambda one: one.acknowledge(), lambda one: one.reject(requeue=True)])
+@pytest.mark.parametrize("close", [lambda channel: channel.close(), lambda channel: setattr(channel, "closed", True)])
+def test_nothing_is_answered_over_a_connection_that_kombu_has_closed(app, config, tasks, log, answer, close):
     """Kombu has given the message back. An answer may raise in Celery's event loop, and end the worker."""
     tasks.late.delay("k")
     answers = []
@@ -25,7 +24,7 @@ def test_nothing_is_answered_over_a_connection_that_kombu_has_closed(app, config
             task=tasks.late,
             headers=message.headers,
         )
-        channel.close()
+        close(channel)
         answer(request)
     assert answers == []
     assert [line.redislock_event for line in log.records] == ["not_acked"]
