@@ -216,6 +216,8 @@ def helpers_of(folder: Path) -> list[Path]:
 def app(config: Config) -> Iterator[Celery]:
     """The app in the test's own process."""
     app = make_app(config)
+    # Kombu reads a reply that it has asked for as it closes a channel; if that was lost, the next test would hang.
+    app.conf.broker_transport_options = {**app.conf.broker_transport_options, "socket_timeout": 30.0}
     yield app
     app.close()
     for server in servers_of(app).values():
