@@ -147,7 +147,7 @@ def warn_of_eviction(infos: Sequence[Mapping[str, Any]], where: str) -> None:
     """Warn if a lock server evicts keys when it is full. `warn_of_age` explains the arguments."""
     policies = {one.get("maxmemory_policy", "noeviction") for one in infos if one.get("maxmemory")}
     for policy in policies - {"noeviction"}:
-        text = "the lock server %s evicts keys (maxmemory-policy %s) when it is full, and so locks; set noeviction"
+        text = "the lock server %s evicts keys (maxmemory-policy %s) when it is full, locks included; set noeviction"
         logger.warning(text, where, policy)
 
 

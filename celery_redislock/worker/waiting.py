@@ -204,7 +204,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         channel = channel_of(consumer)
         if channel is None or request.message.channel is channel:
             return False
-        self._handover.restore([request])
+        self.restore(request)
         return True
 
     # The rooms call these methods, each in its own thread.
