@@ -28,7 +28,6 @@ SHORT_NOTE_TTL = 3600.0
 #: While RabbitMQ delays a message natively, its routing key begins with 28 words, one for each bit of the delay.
 #: Source: `kombu.transport.native_delayed_delivery`.
 _DELAY_WORDS = re.compile(r"^(?:[01]\.){28}")
-_DELAY_EXCHANGE = "celery_delayed_delivery"
 #: Headers that RabbitMQ adds: the queues where a message has expired, and how many times it returned to a quorum queue.
 #: RabbitMQ drops a message that enters one of those queues again, or that was returned too often, so a republished
 #: message must not carry these headers.
@@ -129,7 +128,8 @@ def publish_again(
         "argsrepr": own.get("argsrepr"),  # the caller may have set it to hide the arguments
         "kwargsrepr": own.get("kwargsrepr"),
         "serializer": serializer,
-        "queue": queue_of(task.app, request) if natively else None,
+        # Without a delay, it goes where it came from: to that exchange, and with that routing key.
+        "queue": queue_of(task.app, request) if natively and countdown else None,
     }
     signature = Task.signature_from_request(  # Celery's own: the header has the lock options of the message
         task,
@@ -152,15 +152,16 @@ def publish_again(
 def queue_of(app: Celery, request: Context) -> Queue | None:
     """The queue that the message of `request` came from; None if the message does not say.
 
-    This matters if the broker delays natively: Celery binds this queue to the exchange for delayed messages. If no
-    queue is given, Celery binds the default queue.
+    This matters if the broker delays the message natively: Celery binds this queue to the exchange for delayed
+    messages. If no queue is given, Celery binds the default queue.
     """
     info = request.delivery_info or {}
-    exchange, routing_key = info.get("exchange"), _DELAY_WORDS.sub("", info.get("routing_key") or "")
+    # A message that was delayed comes from one of 29 exchanges: its own is not known.
+    exchange, (routing_key, was_delayed) = info.get("exchange"), _DELAY_WORDS.subn("", info.get("routing_key") or "")
     if not exchange or not routing_key:
         return None
     for queue in app.amqp.queues.values():
-        if queue.routing_key == routing_key and exchange in {queue.exchange.name, _DELAY_EXCHANGE}:
+        if queue.routing_key == routing_key and (was_delayed or exchange == queue.exchange.name):
             return queue
     # No queue of the app has this routing key: the message's queue is bound by a pattern.
     return Queue(routing_key, Exchange(exchange, "topic"), routing_key)

@@ -13,6 +13,7 @@ from typing import Any
 
 from celery.worker.request import Request
 from kombu.exceptions import OperationalError
+from kombu.utils.encoding import bytes_to_str
 
 from celery_redislock.errors import describe, fields, run_named
 from celery_redislock.message.delivery import hide_headers
@@ -131,9 +132,9 @@ def put_back(channel: Any, seconds: float) -> None:
         seconds: The maximum time to wait for the answer.
     """
     try:
-        popped = last_answer(channel, seconds)
-        if popped:
+        if popped := last_answer(channel, seconds):
+            queue, message = popped
             with channel.conn_or_acquire() as client:
-                client.rpush(*popped)
+                client.rpush(bytes_to_str(queue), message)  # else kombu's prefix is added to the text b'celery'
     except Exception as error:  # noqa: BLE001 - the connection is lost
         logger.warning("could not receive the broker's last answer to this worker: %s", describe(error))

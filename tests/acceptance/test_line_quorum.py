@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from amqp import NotFound
 from kombu import Exchange, Queue
 
 from tests.lab.app import make_app
@@ -117,3 +118,37 @@ def test_a_message_that_was_delivered_often_is_published_anew_before_rabbitmq_dr
         assert waiting_in(worker) == 3
     assert [one.get(timeout=10) for one in (result, later)] == ["often", "later"]
     assert ledger.items() == ["often", "later"]
+
+
+def test_messages_that_were_delayed_are_handed_over_when_their_worker_stops(app, tasks, start_worker, ledger):
+    """RabbitMQ names the exchange where the last delay has ended: another one for odd and for even seconds."""
+    worker = start_worker(1)
+    with tasks.work.lock_for("k"):
+        waiting = [tasks.work.apply_async(("k", seconds), countdown=seconds) for seconds in (1, 2, 4)]
+        wait_until(lambda: kept(app) == 3, "all wait", 20)
+        worker.stop()
+    assert "could not publish" not in worker.output()
+    start_worker(1)
+    assert [result.get(timeout=20) for result in waiting] == [1, 2, 4]
+    assert ledger.items() == ["1", "2", "4"]
+
+
+def test_a_message_of_a_queue_that_is_bound_by_a_pattern_goes_back_to_it_and_no_other_queue_is_made(
+    app, config, tasks, start_worker
+):
+    name = f"{config.queue}-shop"
+    options = {"queue_arguments": {"x-queue-type": "quorum"}}
+    queue = {"queue": name, "exchange": name, "exchange_type": "topic", "routing_key": f"{name}.#", "options": options}
+    worker = start_worker(1)
+    app.control.add_consumer(**queue, reply=True, limit=1, timeout=10)
+    with tasks.work.lock_for("k"):
+        route = {"exchange": name, "exchange_type": "topic", "routing_key": f"{name}.created"}
+        waiting = [tasks.work.apply_async(("k", number), **route) for number in range(3)]
+        wait_until(lambda: kept(app) == 3, "all wait")
+        worker.stop()
+    assert "could not publish" not in worker.output()
+    start_worker(1)
+    app.control.add_consumer(**queue, reply=True, limit=1, timeout=10)
+    assert [result.get(timeout=20) for result in waiting] == [0, 1, 2]
+    with app.connection_for_write() as connection, pytest.raises(NotFound):
+        connection.default_channel.queue_declare(f"{name}.created", passive=True)

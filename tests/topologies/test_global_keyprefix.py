@@ -6,10 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from celery import Celery
+from kombu import Connection, Consumer, Queue
 
 from celery_redislock import LockedTask
 from celery_redislock.app import server_of
 from celery_redislock.connection.connect import disconnect
+from celery_redislock.worker.requeue import put_back
 from tests.lab.servers import wait_until
 from tests.lab.workers import waiting_in
 
@@ -71,3 +73,17 @@ def test_who_waits_is_woken_up_whatever_the_prefix_and_though_all_else_is_forbid
         assert server.acl_log() == []
         server_of(app).stop()
         disconnect(server_of(app).client)
+
+
+def test_a_message_that_a_broker_sends_to_a_worker_that_has_just_stopped_goes_back_to_its_queue(private_locks):
+    """Kombu cannot take its BRPOP back."""
+    options = {"global_keyprefix": "shop:"}
+    with Connection(private_locks.celery_url(0), transport_options=options) as connection:
+        with Consumer(connection, [Queue("orders")], callbacks=[lambda body, message: message.ack()]):
+            with pytest.raises(TimeoutError):
+                connection.drain_events(timeout=0.1)
+        with Connection(private_locks.celery_url(0), transport_options=options) as publishes:
+            publishes.Producer().publish("an order", routing_key="orders")
+        wait_until(lambda: not private_locks.client.exists("shop:orders"), "it is on its way to the consumer")
+        put_back(connection.default_channel, 5.0)
+    assert private_locks.client.llen("shop:orders") == 1

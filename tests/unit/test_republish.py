@@ -258,6 +258,7 @@ DELAY = "0." * 27 + "1."
         ("celery_delayed_delivery", DELAY + "orders", "orders"),
         ("shop", "orders.created", "orders.created"),  # bound by a pattern
         ("celery_delayed_delivery", DELAY + "orders.created", "orders.created"),
+        ("celery_delayed_1", DELAY + "orders", "orders"),  # where its last delay ended: that was 4 s
         ("elsewhere", "orders", "orders"),
         ("", "orders", None),  # by the queue's name: Celery knows it
         (None, None, None),
@@ -270,6 +271,8 @@ def test_where_a_message_came_from_is_known_by_its_routing_key_without_its_delay
     queue = queue_of(app, Context(delivery_info={"exchange": exchange, "routing_key": routing_key}))
     assert (queue and queue.routing_key) == found
     assert queue is None or queue.exchange.type == "topic"
+    if routing_key == DELAY + "orders":
+        assert queue is app.amqp.queues["orders"]
 
 
 def test_the_brokers_own_headers_do_not_come_back() -> None:
