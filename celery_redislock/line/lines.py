@@ -141,7 +141,7 @@ class Line:
         if waiter.watches:
             self.watching[waiter] = None
             self._watched_since = time.monotonic()
-        return waiter.watches or self.rank is None or self.first is waiter
+        return waiter.watches or self.rank is None or self.first is waiter or self.first.rank < self.rank
 
     def _put_in_group(self, waiter: Waiter, group: str) -> None:
         """Give the oldest of a group's waiters the group's first turn: the server ranks them as they have asked."""

@@ -70,13 +70,13 @@ class Lock(Handle):
     def _new_local(self) -> Any:
         return {} if self.thread_local else Local()
 
-    def _set(self, entry: Entry) -> None:
+    def _set(self, entry: Entry, in_block: bool) -> None:
         if self.thread_local:
             self._local.setdefault(running_task(), Local())
-        super()._set(entry)
+        super()._set(entry, in_block)
 
-    def _unset(self) -> Entry:
-        entry = super()._unset()
+    def _unset(self, entry: Entry | None) -> Entry:
+        entry = super()._unset(entry)
         if self.thread_local and self.local.token is None:
             self._local.pop(running_task(), None)
         return entry
@@ -109,7 +109,7 @@ class Lock(Handle):
             LockLost: The lock is no longer held.
             LockUnavailable: Redis did not answer, or refused the command; it is sent again until the key expires.
         """
-        entry = self._leave()
+        entry = self._leave(self._entry())
         if entry is not None:
             self._released(entry.held, was_held=await AsyncServer.here(entry.server).release(entry.held))
 
@@ -162,10 +162,9 @@ class Lock(Handle):
             LockConflict: Another holder still had the key when `blocking_timeout` ended.
             LockUnavailable: See `acquire`.
         """
-        conflict = await self._acquire(None, self.patience(None, None))
+        conflict = await self._acquire(None, self.patience(None, None), in_block=True)
         if conflict is not None:
             raise LockConflict(self.key, conflict.info(self.key))
-        self.begin_block()
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -175,7 +174,7 @@ class Lock(Handle):
     def _server(self) -> AsyncServer:
         return AsyncServer.here(LockServer.behind(self.redis))
 
-    async def _acquire(self, sleep: float | None, timeout: float | None) -> Conflict | None:
+    async def _acquire(self, sleep: float | None, timeout: float | None, *, in_block: bool = False) -> Conflict | None:
         here = self._server()
         entry: Entry | None = self._enter_again(here.server) if self.reentrant else None
         if entry is None:
@@ -185,7 +184,7 @@ class Lock(Handle):
             if conflict is not None:
                 return conflict
             entry = self._keep(here.server, held)
-        self._set(entry)
+        self._set(entry, in_block)
         return None
 
     async def _extend(self, held: HeldLock, ttl: float | None) -> Literal[True]:

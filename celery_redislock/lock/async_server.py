@@ -111,8 +111,8 @@ class AsyncServer:
         rank = conflict.rank or conflict.now or time.time_ns() // 1000
         while conflict is not None:
             waiter = _WaitingCoroutine(held.demand, rank, poll)
-            room.enter(waiter)
             try:
+                room.enter(waiter)
                 left = None if until is None else max(0.0, until - time.monotonic())
                 if not await waiter.is_called_within(left):
                     room.leave(waiter)

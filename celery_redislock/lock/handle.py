@@ -68,7 +68,7 @@ class Entry:
 
     def end_renewal(self) -> None:
         """Have the keeper stop renewing the lock."""
-        if self._is_renewed:
+        if getattr(self, "_is_renewed", False):  # a time limit may have interrupted `__init__`
             self._is_renewed = False
             self.server.keeper.remove(self.held)
 
@@ -89,11 +89,6 @@ class Entry:
             return
         held_too = [one for one in _entries.get() if (entry := one()) is not None and entry.count > 0]
         _entries.set((*held_too, weakref.ref(self)))
-
-    def leave(self) -> bool:
-        """Record that a `Lock` object has left; return whether it was the last."""
-        self.count -= 1
-        return self.count == 0
 
 
 def entry_of_context(server: LockServer, key: str) -> Entry | None:
@@ -197,14 +192,12 @@ class Handle:
                 f"lock {key}: this Lock needs a synchronous client; for an asyncio client, use "
                 "celery_redislock.asyncio.Lock"
             )
-        self.redis, self.name = client, name
-        self.timeout, self.sleep = timeout, sleep
+        self.redis, self.name, self.timeout, self.sleep = client, name, timeout, sleep
         self.blocking, self.blocking_timeout = blocking, blocking_timeout
         self.thread_local, self.raise_on_release_error = bool(thread_local), raise_on_release_error
         self.renew, self.reentrant = renew, reentrant
-        self._local = self._new_local()
+        self._local, self._fence = self._new_local(), fence
         self._by_context = reentrant and thread_local
-        self._fence = fence
 
     def __repr__(self) -> str:
         return f"<Lock {shown(self.key, LONGEST)} {self.state or 'not held'}>"
@@ -254,27 +247,32 @@ class Handle:
             raise LockLost(self.key, "this object does not hold it")
         entry.held.check()
 
-    def _set(self, entry: Entry) -> None:
-        """Record that the lock was acquired or entered again."""
+    def _set(self, entry: Entry, in_block: bool) -> None:
+        """Record that the lock was acquired or entered again; `in_block`: by a ``with`` block."""
         local = self.local
         local.other = None
-        for lost in [one for one in local.entries if one.held.left <= 0 and not one.in_block]:
-            with suppress(ValueError):  # who uses a timeout as a pause never leaves
-                local.entries.remove(lost)
+        # Who uses a timeout as a pause never leaves. With a count of 0, the end of an inner block was interrupted.
+        for over in [
+            one for one in local.entries if not one.count or (one.held.left <= 0 and not one.in_block and one.is_mine)
+        ]:
+            with suppress(ValueError):
+                local.entries.remove(over)
+        entry.in_block |= in_block
         local.entries.append(entry)
 
-    def begin_block(self) -> None:
-        """Record that the entry that was just made belongs to a ``with`` block."""
-        if entry := self._entry():
-            entry.in_block = True
+    def _forget(self, server: LockServer, held: HeldLock) -> None:
+        """Record that `held` is no longer held through this object: an acquire or the last release was interrupted."""
+        server.keeper.remove(held)
+        held.deadline = -math.inf  # the traceback may keep its entry
+        entries = self.local.entries
+        entries[:] = [one for one in entries if one.held is not held]
 
-    def _unset(self) -> Entry:
-        """Record one release; return the entry that the object had entered.
+    def _unset(self, entry: Entry | None) -> Entry:
+        """Record one release of `entry`, which this object has entered; return the entry.
 
         Raises:
             LockError: This object does not hold the lock.
         """
-        entry = self._entry()
         if entry is None:
             raise LockError("Cannot release a lock that's not owned or is already unlocked.", self.key)
         local = self.local
@@ -282,23 +280,37 @@ class Handle:
             local.entries.remove(entry)
         except ValueError:
             if local.other is None:  # another thread has just left it
-                return self._unset()
+                return self._unset(self._entry())
             local.other = None
             local.entries.clear()
         return entry
 
-    def _leave(self) -> Entry | None:
+    def _leave(self, entry: Entry | None) -> Entry | None:
         """Record one release. Return the entry if its key must now be released: send that, and call `_released`.
 
         Raises:
             LockError: This object does not hold the lock.
         """
-        entry = self._unset()
-        if not (entry.leave() and entry.is_own):
+        entry = self._unset(entry)
+        entry.count -= 1
+        if entry.count or not entry.is_own:
             return None
         entry.end_renewal()
         entry.held.hold = entry.held.hold.ended()  # an eager run inside the block may have shared the lock
         return entry
+
+    def _leave_later(self, entry: Entry, count: int | None) -> None:
+        """Finish a release that was interrupted at any point.
+
+        Args:
+            entry: What this object had entered.
+            count: How many times that was entered before; None if the release had not begun.
+        """
+        entry.count = (entry.count if count is None else count) - 1
+        if entry.count == 0 and entry.is_own:
+            self._forget(entry.server, entry.held)
+            if entry.held.token.since:  # another caller may choose the token that this one has chosen
+                entry.server.undo_later(entry.held.hold.ended().release(), entry.held.ends_at)
 
     def _released(self, held: HeldLock, *, was_held: bool) -> None:
         """Record the reply to the release.
@@ -342,9 +354,8 @@ class Handle:
     def _is_in(self, found: Conflict | None) -> bool:
         """Whether this object is among the holders that were found."""
         entry = self._entry()
-        if entry is None or found is None:
-            return False
-        return any(one.owner == entry.held.token.owner for one in found.holders)
+        holders = found.holders if found is not None else ()
+        return entry is not None and any(one.owner == entry.held.token.owner for one in holders)
 
     def _enter_again(self, server: LockServer) -> Entry | None:
         """Enter the lock again if the caller already holds its key. Return None if the key must be acquired.
@@ -376,7 +387,7 @@ class Handle:
         local = self.local
         if local.other is not None:
             return self._adopt(local.other) if local.other else None
-        entries = [one for one in reversed(local.entries) if one.is_of_this_process]
+        entries = [one for one in reversed(local.entries) if one.count and one.is_of_this_process]
         mine = [one for one in entries if one.is_mine]
         return next(iter(mine or (() if self._by_context else entries)), None)
 
@@ -399,7 +410,7 @@ class Handle:
         entry = self._entry()
         if entry is None:
             raise LockError(f"Cannot {verb} an unlocked lock", self.key)
-        if not self.timeout:
+        if entry.held.lease == math.inf:  # not this object's own timeout: another may have acquired the lock
             raise LockError(f"Cannot {verb} a lock with no timeout", self.key)
         return entry.held
 

@@ -88,16 +88,19 @@ class Lock(Handle):
             LockLost: The lock is no longer held.
             LockUnavailable: Redis did not answer, or refused the command; it is sent again until the key expires.
         """
-        entry = self._leave()
-        if entry is not None:
-            command = entry.held.hold.release()
-            try:
-                was_held = entry.server.store.send(command)
-            except BaseException:  # a time limit, for example
-                if entry.held.token.since:  # another caller may choose the token that this one has chosen
-                    entry.server.undo_later(command, entry.held.ends_at)
-                raise
-            self._released(entry.held, was_held=was_held)
+        entry: Entry | None = None
+        count = None
+        try:
+            entry = self._entry()
+            count = entry.count if entry else None
+            left = self._leave(entry)
+            was_held = left is None or left.server.store.send(left.held.hold.release())
+        except BaseException:  # a time limit, for example
+            if entry := entry or self._entry():
+                self._leave_later(entry, count)
+            raise
+        if left is not None:
+            self._released(left.held, was_held=was_held)
 
     def extend(self, additional_time: float | None = None, replace_ttl: bool = False) -> Literal[True]:
         """Give the key more time.
@@ -148,35 +151,33 @@ class Lock(Handle):
             LockConflict: Another holder still had the key when `blocking_timeout` ended.
             LockUnavailable, LockConfigError: See `acquire`.
         """
-        conflict = self._acquire(None, self.patience(None, None))
+        conflict = self._acquire(None, self.patience(None, None), in_block=True)
         if conflict is not None:
             raise LockConflict(self.key, conflict.info(self.key))
-        self.begin_block()
         return self
 
     def __exit__(self, *error: object) -> None:
         with self.end_of_block():
             self.release()
 
-    def _acquire(self, sleep: float | None, timeout: float | None, token: Token | None = None) -> Conflict | None:
+    def _acquire(
+        self, sleep: float | None, timeout: float | None, token: Token | None = None, *, in_block: bool = False
+    ) -> Conflict | None:
         server = LockServer.behind(self.redis)
-        taken: Entry | Conflict | None = self._enter_again(server) if self.reentrant else None
-        if taken is None:
-            taken = self._take(server, timeout, self.sleep if sleep is None else sleep, token)
-        if isinstance(taken, Conflict):
-            return taken
-        self._set(taken)
-        return None
-
-    def _take(self, server: LockServer, timeout: float | None, poll: float, token: Token | None) -> Entry | Conflict:
+        if self.reentrant and (entry := self._enter_again(server)) is not None:
+            self._set(entry, in_block)
+            return None
         held = HeldLock(server.store, self._hold(), self.timeout or math.inf)
+        poll = self.sleep if sleep is None else sleep
         try:
             conflict = server.take(held, timeout, poll=poll, fence=self._fence)
             while conflict is None and token is not None and not _choose_token(server, held, token):
                 conflict = server.take(held, timeout, poll=poll, fence=self._fence)  # it was lost before that
-            return conflict or self._keep(server, held)
+            if conflict is None:
+                self._set(self._keep(server, held), in_block)
+            return conflict
         except BaseException:
-            server.keeper.remove(held)
+            self._forget(server, held)
             if held.hold.may_be_held:  # nothing else would release the key
                 server.store.sender.take_back(held.hold.undo(), is_lost=True)
             raise

@@ -125,8 +125,8 @@ class LockServer:
         rank = conflict.rank or conflict.now or time.time_ns() // 1000
         while conflict is not None:
             caller = BlockedCaller(held.demand, rank, poll)
-            self.room.enter(caller)
             try:
+                self.room.enter(caller)
                 if not caller.is_called_before(end):
                     self.room.leave(caller)
                     return conflict

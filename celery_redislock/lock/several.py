@@ -39,6 +39,8 @@ class _Attempt(NamedTuple, Generic[L]):
     """When to stop waiting."""
     keeps: bool = False
     """Whether to wait for the other locks too, and to keep what it gets meanwhile."""
+    in_block: bool = False
+    """Whether a ``with`` block is to begin."""
 
     def seconds_for(self, lock: L) -> float | None:
         """How long to wait for `lock`; None for no limit."""
@@ -118,8 +120,6 @@ class _Several(Generic[L]):
     def _entered(self, refused: Refused[L] | None) -> Self:
         if refused is not None:
             raise LockConflict(refused.lock.key, refused.conflict.info(refused.lock.key))
-        for one in self._locks:
-            one.begin_block()
         return self
 
 
@@ -135,10 +135,10 @@ class Locks(_Several[Lock]):
         Raises:
             LockLost: A key was lost while this caller waited for another one. No key is held.
         """
-        return self._acquire(blocking, blocking_timeout) is None
+        return self._acquire(self._first_attempt(blocking, blocking_timeout)) is None
 
-    def _acquire(self, blocking: bool | None, blocking_timeout: float | None) -> Refused[Lock] | None:
-        attempt: _Attempt[Lock] | None = self._first_attempt(blocking, blocking_timeout)
+    def _acquire(self, first: _Attempt[Lock]) -> Refused[Lock] | None:
+        attempt: _Attempt[Lock] | None = first
         refused: Refused[Lock] | None = None
         while attempt is not None:
             refused = self._try(attempt)
@@ -148,7 +148,7 @@ class Locks(_Several[Lock]):
     def _try(self, attempt: _Attempt[Lock]) -> Refused[Lock] | None:
         with ExitStack() as taken:
             for lock in attempt.order(self._locks):
-                conflict = lock._acquire(None, attempt.seconds_for(lock))
+                conflict = lock._acquire(None, attempt.seconds_for(lock), in_block=attempt.in_block)
                 if conflict is not None:
                     return Refused(lock, conflict)
                 taken.callback(lock.release)
@@ -193,7 +193,7 @@ class Locks(_Several[Lock]):
             LockConflict: Another holder still had one of them when the time was over. The error names that key.
             LockLost, LockUnavailable, LockConfigError: As for `acquire`.
         """
-        return self._entered(self._acquire(None, None))
+        return self._entered(self._acquire(self._first_attempt(None, None)._replace(in_block=True)))
 
     def __exit__(self, *error: object) -> None:
         with self._first.end_of_block():
@@ -205,10 +205,10 @@ class AsyncLocks(_Several[AsyncLock]):
 
     async def acquire(self, blocking: bool | None = None, blocking_timeout: float | None = None) -> bool:
         """Acquire all keys; see `Locks.acquire`. If the call is cancelled, they are given back."""
-        return await self._acquire(blocking, blocking_timeout) is None
+        return await self._acquire(self._first_attempt(blocking, blocking_timeout)) is None
 
-    async def _acquire(self, blocking: bool | None, blocking_timeout: float | None) -> Refused[AsyncLock] | None:
-        attempt: _Attempt[AsyncLock] | None = self._first_attempt(blocking, blocking_timeout)
+    async def _acquire(self, first: _Attempt[AsyncLock]) -> Refused[AsyncLock] | None:
+        attempt: _Attempt[AsyncLock] | None = first
         refused: Refused[AsyncLock] | None = None
         while attempt is not None:
             refused = await self._try(attempt)
@@ -218,7 +218,7 @@ class AsyncLocks(_Several[AsyncLock]):
     async def _try(self, attempt: _Attempt[AsyncLock]) -> Refused[AsyncLock] | None:
         async with AsyncExitStack() as taken:
             for lock in attempt.order(self._locks):
-                conflict = await lock._acquire(None, attempt.seconds_for(lock))
+                conflict = await lock._acquire(None, attempt.seconds_for(lock), in_block=attempt.in_block)
                 if conflict is not None:
                     return Refused(lock, conflict)
                 taken.push_async_callback(lock.release)
@@ -254,7 +254,7 @@ class AsyncLocks(_Several[AsyncLock]):
 
     async def __aenter__(self) -> Self:
         """Acquire all keys; see `Locks`."""
-        return self._entered(await self._acquire(None, None))
+        return self._entered(await self._acquire(self._first_attempt(None, None)._replace(in_block=True)))
 
     async def __aexit__(self, *error: object) -> None:
         with self._first.end_of_block():

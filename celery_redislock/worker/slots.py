@@ -98,7 +98,8 @@ class Slots(ABC):
         Return after how many seconds to call this again. For `dead`, see `starts_round`.
         """
         self._wanted, self._dead = wanted, dead
-        self._note_ended()
+        for request in [one for one in self._followed.copy() if one not in state.reserved_requests]:
+            self._note_end(request)
         self._fill()
         while len(self._held) > self._claims:
             self._held.pop()
@@ -175,10 +176,6 @@ class Slots(ABC):
 
     def _start_in_held(self, request: Request) -> None:
         self._start(request)
-
-    def _note_ended(self) -> None:
-        for request in [one for one in self._followed.copy() if one not in state.reserved_requests]:
-            self._note_end(request)
 
     def _note_end(self, request: Request) -> None:
         look = self._followed.pop(request, None)

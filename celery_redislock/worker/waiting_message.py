@@ -119,10 +119,11 @@ class WaitingMessage(Waiter):
         self._asks_if_cooling = place.asks_if_cooling
         self.watches = self.claim is not None or self.joins is not None or place.asks_if_cooling
         self.is_asleep = place.sleeps_for > 0
-        self.deadline = _deadline(request, header)
+        now = time.monotonic()
+        self.deadline = max(now, min([_must_leave_at(request), *_policy_deadlines(request, header, now)]))
         if self.is_asleep:
-            self.deadline = min(self.deadline, time.monotonic() + place.sleeps_for)
-        self._since = time.monotonic()
+            self.deadline = min(self.deadline, now + place.sleeps_for)
+        self._since = now
         self._published = self.rank if self.rank < FIRST_TURN else header.published or int(header.since * 1e6)
         self._worker = worker
         self.called = self.has_slot = False
@@ -243,12 +244,6 @@ class WaitingMessage(Waiter):
         if time.monotonic() >= self._leaves_at and self.is_ready() and self._room.withdraw(self):
             self.has_slot = True
             self.take_turn(called=False)
-
-
-def _deadline(request: Any, header: Header) -> float:
-    """When the message can wait no longer, by `time.monotonic()`."""
-    now = time.monotonic()
-    return max(now, min([_must_leave_at(request), *_policy_deadlines(request, header, now)]))
 
 
 def _policy_deadlines(request: Any, header: Header, since: float) -> list[float]:

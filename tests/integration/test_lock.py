@@ -21,7 +21,7 @@ from celery_redislock.asyncio import Lock as AsyncLock
 from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.protocol.scripts import ACQUIRE, RELEASE, RENEW
 from celery_redislock.testing import busy
-from tests.lab.interruption import raised_at
+from tests.lab.interruption import at_each_point, raised_at
 from tests.lab.renewals import begin_renewal, held_by
 from tests.lab.servers import wait_until
 
@@ -316,6 +316,41 @@ class TestInterruptions:
             assert locks.client.exists(NAME)
             wait_until(lambda: not locks.client.exists(NAME), "the keeper has released it")
 
+    @pytest.mark.parametrize("options", [{"timeout": None}, {"timeout": 60, "renew": True, "reentrant": True}])
+    def test_at_any_point_of_the_acquire_nothing_stays_held(self, make, locks, options):
+        lock = make(**options)
+        for point in at_each_point(lock.acquire):
+            wait_until(lambda: not locks.client.exists(NAME), f"it is given back at {point}")
+            assert lock.state is None
+            with lock:  # so that the next acquire finds a connection
+                assert locks.client.exists(NAME)
+        assert point > 50
+        lock.release()
+
+    @pytest.mark.parametrize("options", [{"timeout": None}, {"timeout": 60, "renew": True, "reentrant": True}])
+    def test_at_any_point_of_the_release_nothing_stays_held(self, make, locks, options):
+        lock = make(**options)
+        lock.acquire()
+        for point in at_each_point(lock.release):
+            wait_until(lambda: not locks.client.exists(NAME), f"it is released at {point}")
+            assert lock.state is None
+            lock.acquire()
+
+    def test_at_any_point_of_an_inner_release_the_outer_block_still_holds_it(self, make, locks):
+        lock = make(timeout=60, renew=True, reentrant=True)
+
+        def enter_twice():
+            lock.acquire()
+            lock.acquire()
+
+        enter_twice()
+        for point in at_each_point(lock.release):
+            assert locks.client.exists(NAME), f"it is still held at {point}"
+            lock.check()
+            lock.release()
+            assert not locks.client.exists(NAME), f"it is released after {point}"
+            enter_twice()
+
     def test_a_token_of_the_callers_choice_is_not_released_again(self, make_behind, lock_proxy, locks):
         """Another caller may have chosen it too, and hold the key by then."""
         chosen, minted = make_behind(timeout=60), make_behind("another", timeout=60)
@@ -382,6 +417,19 @@ class TestAfterALoss:
             wait_until(lambda: lock.state == "lost", "it is told")
 
         return lose
+
+    def test_a_release_is_of_what_its_own_thread_has_acquired(self, make, locks):
+        lock = make(timeout=0.2, thread_local=False)
+        with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
+            first.submit(lock.acquire).result()
+            wait_until(lambda: not locks.client.exists(NAME), "it has expired")
+            lock.timeout = 60
+            second.submit(lock.acquire).result()
+            with pytest.raises(LockLost):
+                first.submit(lock.release).result()
+            assert locks.client.exists(NAME)
+            second.submit(lock.release).result()
+        assert not locks.client.exists(NAME)
 
     @pytest.mark.parametrize("reentrant", [True, False])
     def test_in_another_thread_the_same_object_keeps_its_own_lock(self, make, locks, lose, reentrant):

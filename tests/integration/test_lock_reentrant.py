@@ -102,6 +102,21 @@ class TestContext:
                 outer.release()
             assert inner.owned()
 
+    @pytest.mark.parametrize("extend", [lambda lock: lock.extend(), lambda lock: lock.extend(5), Lock.reacquire])
+    def test_a_lock_without_a_timeout_has_none_inside_either(self, make, client, extend):
+        with make(timeout=None) as outer:
+            with make(timeout=10) as inner, pytest.raises(LockError, match="a lock with no timeout"):
+                extend(inner)
+            outer.check()
+            assert client.pttl(NAME) == -1
+
+    @pytest.mark.parametrize("timeout", [None, 1])
+    def test_the_inner_object_extends_the_lock_as_it_was_acquired(self, make, client, timeout):
+        with make(timeout=60) as outer, make(timeout=timeout) as inner:
+            assert inner.extend()
+            assert outer.remaining > 50
+            assert client.pttl(NAME) > 50_000
+
     def test_another_key_is_another_lock(self, make, client):
         with make(), make("other"):
             assert len(client.keys()) == 2

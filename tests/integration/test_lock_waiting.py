@@ -263,6 +263,26 @@ def test_an_interrupted_waiter_leaves_the_line_and_the_next_has_its_turn(make, c
         assert Lock(behind, NAME, timeout=10).acquire(blocking_timeout=5)
 
 
+def test_who_is_interrupted_while_entering_the_line_is_not_called(make, client, monkeypatch):
+    """The room would keep the key for a caller that is gone."""
+    holder = make()
+    holder.acquire()
+    room = LockServer.behind(client).room
+    enter = room.enter
+
+    def enter_and_be_struck(waiter):
+        enter(waiter)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(room, "enter", enter_and_be_struck)
+    with pytest.raises(KeyboardInterrupt):
+        make().acquire()
+    assert len(room) == 0
+    wait_until(lambda: not client.exists(LINE), "the line is left")
+    holder.release()
+    assert make().acquire(blocking=False)
+
+
 def test_one_who_is_called_and_interrupted_passes_the_key_on(make, client, lock_proxy, waiting):
     holder = make(thread_local=False)
     holder.acquire()

@@ -79,9 +79,9 @@ def test_a_message_that_a_broker_sends_to_a_worker_that_has_just_stopped_goes_ba
     """Kombu cannot take its BRPOP back."""
     options = {"global_keyprefix": "shop:"}
     with Connection(private_locks.celery_url(0), transport_options=options) as connection:
-        with Consumer(connection, [Queue("orders")], callbacks=[lambda body, message: message.ack()]):
-            with pytest.raises(TimeoutError):
-                connection.drain_events(timeout=0.1)
+        takes = Consumer(connection, [Queue("orders")], callbacks=[lambda body, message: message.ack()])
+        with takes, pytest.raises(TimeoutError):
+            connection.drain_events(timeout=0.1)
         with Connection(private_locks.celery_url(0), transport_options=options) as publishes:
             publishes.Producer().publish("an order", routing_key="orders")
         wait_until(lambda: not private_locks.client.exists("shop:orders"), "it is on its way to the consumer")

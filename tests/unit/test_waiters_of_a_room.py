@@ -142,3 +142,12 @@ def test_the_turns_of_one_group_are_not_those_of_another() -> None:
         line.add(member)
     assert [*line.waiters] == [early, stranger, late]
     assert [one.rank for one in line.waiters] == [1, 2, 3]
+
+
+def test_a_line_is_checked_when_an_older_waiter_gets_the_smaller_rank_of_one_that_came_later() -> None:
+    """Other groups would go first until the room looks again."""
+    line = Line(Demand("k"))
+    line.add(Member(30, 10))
+    line.stand(30)
+    assert line.add(Member(20, 20))
+    assert line.first.rank == 20

@@ -17,7 +17,7 @@ if #KEYS == 1 then
     local value = is_sent and '~' .. string.sub(holder, 2) or holder
     if OWNS(owner, value) and not string.find(value, ' <', 1, true) then
       if is_sent then redis.call('SETRANGE', key, 0, '~') end
-      redis.call('PEXPIRE', key, lease)
+      if lease ~= '' then redis.call('PEXPIRE', key, lease) end
       return 'kept'
     end
   end
