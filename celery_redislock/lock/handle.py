@@ -299,14 +299,9 @@ class Handle:
         entry.held.hold = entry.held.hold.ended()  # an eager run inside the block may have shared the lock
         return entry
 
-    def _leave_later(self, entry: Entry, count: int | None) -> None:
-        """Finish a release that was interrupted at any point.
-
-        Args:
-            entry: What this object had entered.
-            count: How many times that was entered before; None if the release had not begun.
-        """
-        entry.count = (entry.count if count is None else count) - 1
+    def _leave_later(self, entry: Entry) -> None:
+        """Finish a release of `entry` that was interrupted at any point."""
+        entry.count = max(0, entry.count - 1)  # Python handles no signal between this in `_leave` and the end of that
         if entry.count == 0 and entry.is_own:
             self._forget(entry.server, entry.held)
             if entry.held.token.since:  # another caller may choose the token that this one has chosen

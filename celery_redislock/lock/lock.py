@@ -89,15 +89,13 @@ class Lock(Handle):
             LockUnavailable: Redis did not answer, or refused the command; it is sent again until the key expires.
         """
         entry: Entry | None = None
-        count = None
         try:
             entry = self._entry()
-            count = entry.count if entry else None
             left = self._leave(entry)
             was_held = left is None or left.server.store.send(left.held.hold.release())
         except BaseException:  # a time limit, for example
             if entry := entry or self._entry():
-                self._leave_later(entry, count)
+                self._leave_later(entry)
             raise
         if left is not None:
             self._released(left.held, was_held=was_held)
