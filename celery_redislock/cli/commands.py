@@ -15,12 +15,13 @@ import click
 from celery import Celery
 from celery.bin.base import CeleryCommand, handle_preload_options
 
-from celery_redislock.errors import LockKeyError, shown
+from celery_redislock.errors import LockConfigError, LockKeyError, shown
+from celery_redislock.task.locked_task import demands_of
 from celery_redislock.worker import remote_control
 
 from .check import check
 from .console import JSON, MATCH, TASK, Nothing, asks, keys
-from .locks import Locks, silent
+from .locks import Locks, plan_of, silent
 from .release import drop, release
 from .rows import ORDERS, Row, Total, prometheus, table, totals, with_one_spent
 from .sentences import counted, duration
@@ -75,7 +76,7 @@ def list_(known: Locks, workers: Workers, task: str | None, match: str | None, a
 
 @locks.command(cls=CeleryCommand)
 @click.argument("key", required=False, shell_complete=keys)
-@click.option("--task", metavar="NAME", help="Show the lock that a call of this task takes, instead of a KEY.")
+@click.option("--task", metavar="NAME", help="Show the locks that a call of this task takes, instead of a KEY.")
 @click.option("--args", metavar="JSON", default="[]", help="The positional arguments of a call of the task.")
 @click.option("--kwargs", metavar="JSON", default="{}", help="The keyword arguments of that call.")
 @JSON
@@ -86,33 +87,31 @@ def show(
     """Show who holds a lock, and which messages wait for it."""
     if (key is None) is (task is None):
         raise click.UsageError("give either a KEY or a --task")
-    name = key or _key_of(known.app, str(task), _read(args, list, "--args"), _read(kwargs, dict, "--kwargs"))
-    known.counts = Counts(workers)
-    rows = with_one_spent(known.of(name))
-    held = [row for row in rows if row.state != "free"]
-    if as_json:
-        _print(json.dumps(known.to_json(row)) for row in rows)
-    else:
-        now = datetime.now(UTC)
-        _print(known.held(row, now) for row in held)
-        _print(_line(workers, known.counts, rows))
-    if not held:
-        raise Nothing(known.free(name))
+    call = _read(args, list, "--args"), _read(kwargs, dict, "--kwargs")
+    names = [key] if key else _keys_of(known.app, str(task), *call)
+    known.counts, is_held = Counts(workers), False
+    for name in names:
+        rows, now = with_one_spent(known.of(name)), datetime.now(UTC)
+        held = [known.held(row, now) for row in rows if row.state != "free"]
+        is_held |= bool(held)
+        if not held:
+            click.echo(known.free(name), err=True)
+        _print(map(json.dumps, map(known.to_json, rows)) if as_json else [*held, *_line(workers, known.counts, rows)])
+    click.get_current_context().exit(0 if is_held else Nothing.exit_code)
 
 
-def _key_of(app: Celery, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
-    """The key that a call of a task locks. Errors do not show the arguments."""
-    task: Any = app.tasks.get(name)
-    if getattr(task, "lock_plan", None) is None:
-        known = "is not a LockedTask" if task is not None else "is not a task of this app"
+def _keys_of(app: Celery, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> list[str]:
+    """The keys that a call of a task needs. Errors do not show the arguments."""
+    plan = plan_of(app, name)
+    if plan is None:
+        known = "is not a LockedTask" if name in app.tasks else "is not a task of this app"
         raise click.BadParameter(f"{name} {known}", param_hint="--task")
-    try:
-        key: str = task.lock_for(*args, **kwargs).name
-    except (TypeError, LockKeyError) as error:
-        raise click.UsageError(str(error)) from None
-    if not key:
+    if not plan.enabled:
         raise click.UsageError("redislock_enabled is False: this app's tasks take no locks")
-    return key
+    try:
+        return [one.key for one in demands_of(app.tasks[name], plan, args, kwargs)]
+    except (TypeError, LockKeyError, LockConfigError) as error:
+        raise click.UsageError(str(error)) from None
 
 
 def _read(text: str, kind: type, option: str) -> Any:

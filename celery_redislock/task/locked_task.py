@@ -333,7 +333,7 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
         plan = self._plan()
         if not plan.enabled:
             return None
-        store, demands = server_of(plan.app).store, self._demands(plan, args, kwargs)
+        store, demands = server_of(plan.app).store, demands_of(self, plan, args, kwargs)
         return _first_taken(demands, [store.inspect(one) for one in demands])
 
     async def alock_info(self, *args: Any, **kwargs: Any) -> LockInfo | None:
@@ -341,7 +341,7 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
         plan = self._plan()
         if not plan.enabled:
             return None
-        server, demands = AsyncServer.here(server_of(plan.app)), self._demands(plan, args, kwargs)
+        server, demands = AsyncServer.here(server_of(plan.app)), demands_of(self, plan, args, kwargs)
         return _first_taken(demands, [await server.inspect(one) for one in demands])
 
     if not TYPE_CHECKING:  # type checkers know the options from LockAttributes
@@ -373,12 +373,18 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
             raise LockConfigError(f"{self.name} has a {which}, so its runs hold no lock that could be taken here")
         if not plan.enabled:
             return None
-        demands = self._demands(plan, args, kwargs)
+        demands = demands_of(self, plan, args, kwargs)
         return lock_of(server_of(plan.app).client, demands, plan.options, thread_local=False, is_async=is_async)
 
-    def _demands(self, plan: LockPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Demand]:
-        sent = as_sent(self, *plan.completed(args, kwargs))
-        return list(chain(*plan.demands(*sent))) if plan.may_have_several else [plan.demand(*sent)]
+
+def demands_of(task: Task[..., Any], plan: LockPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Demand]:
+    """What a call asks for, whose arguments may be incomplete, as in `lock_for`.
+
+    Raises:
+        TypeError, LockKeyError: As in `lock_for`.
+    """
+    sent = as_sent(task, *plan.completed(args, kwargs))
+    return list(chain(*plan.demands(*sent))) if plan.may_have_several else [plan.demand(*sent)]
 
 
 def _first_taken(demands: Sequence[Demand], found: Sequence[LockInfo | None]) -> LockInfo | None:

@@ -22,7 +22,7 @@ from celery.bin.base import CLIContext
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
-from celery_redislock import Lock, LockLost
+from celery_redislock import Lock, LockConfigError, LockLost
 from celery_redislock.app import server_of
 from celery_redislock.cli import workers
 from celery_redislock.cli.commands import locks as group
@@ -357,6 +357,51 @@ def test_a_call_of_a_task_is_shown_by_its_arguments(tasks, cli):
         assert lock.name in cli("show", "--task", "lab.keyed", "--kwargs", '{"sku": "A1"}').stdout
     free = cli("show", "--task", "lab.keyed", "--args", '["A1"]')
     assert (free.exit_code, "is free." in free.stderr) == (1, True)
+
+
+def test_a_call_that_needs_several_keys_is_shown_with_each_of_them(tasks, app, cli, cli_says, start_worker):
+    start_worker(1)
+    show = ("show", "--task", "lab.transfer", "--args", "[1, 7]", "--timeout", "3")
+    with tasks.account_only.lock_for(7) as held:
+        waits = tasks.transfer.delay(1, 7)
+        wait_until(lambda: kept(app) == 1, "it waits")
+        shown = cli_says("Waiting: 1 message in 1 worker.", *show)
+        assert f"{held.name} is held by a lock outside tasks on " in shown
+        assert f"1. task {waits.id}" in shown
+        result = cli(*show)
+        assert (result.exit_code, result.stderr) == (0, "redislock:{account:1} is free.\n")
+        assert [one["key"] for one in told(cli(*show, "--json"))] == [held.name]
+    waits.get(timeout=20)
+    free = cli(*show)
+    keys = "redislock:{account:1} is free.\nredislock:{account:7} is free.\n"
+    assert (free.exit_code, free.stderr) == (1, keys)
+
+
+def test_a_call_is_shown_with_what_it_also_needs(tasks, app, cli):
+    with Lock(server_of(app).client, "redislock:{machine:m1}", timeout=30) as held:
+        shown = cli("show", "--task", "lab.job_of_machine", "--args", '["c1", "m1"]')
+    assert f"{held.name} is held by a lock outside tasks on " in shown.stdout
+    assert (shown.exit_code, shown.stderr) == (0, "redislock:{customer:c1} is free.\n")
+
+
+def test_a_call_whose_runs_have_a_rate_is_shown_too(tasks, cli, start_worker):
+    start_worker(1)
+    show = ("show", "--task", "lab.rated_slowly", "--args", '["k"]')
+    assert cli(*show).exit_code == 1
+    for _ in range(2):
+        tasks.rated_slowly.delay("k").get(timeout=20)
+    shown = cli(*show)
+    assert (shown.exit_code, shown.stderr) == (0, "")
+    assert re.match(r"The rate of redislock:\{lab\.rated_slowly:\w+\}, 2/m, is used up until ", shown.stdout)
+
+
+def test_a_setting_of_a_task_that_is_found_wrong_only_in_its_call_is_an_error_of_use(app, cli, monkeypatch):
+    def demands(*_):
+        raise LockConfigError("wrong in this call")
+
+    monkeypatch.setattr(app.tasks["lab.keyed"].lock_plan, "demand", demands)
+    result = cli("show", "--task", "lab.keyed", "--args", '["A1"]')
+    assert (result.exit_code, "Error: wrong in this call" in result.stderr) == (2, True)
 
 
 @left_out("its user may read no key without the prefix", "acl")
