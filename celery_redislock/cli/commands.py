@@ -127,10 +127,8 @@ def _read(text: str, kind: type, option: str) -> Any:
 
 def _line(workers: Workers, counts: Counts, rows: list[Row]) -> Iterator[str]:
     """Who waits for the lock of `rows`, according to the workers and the lock's line in Redis."""
-    if counts.unasked:
-        yield counts.unasked
-    else:
-        yield from silent(rows, counts.conflicts) or ([] if counts.conflicts else ["No worker answered."])
+    no_answer = [] if counts.conflicts else ["No worker answered."]
+    yield from [counts.unasked] if counts.unasked else silent(rows, counts.conflicts) or no_answer
     if not rows:
         return
     row, inside = rows[0], counts.inside[rows[0].part.lock]

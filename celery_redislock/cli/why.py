@@ -19,7 +19,7 @@ from celery_redislock.policy.wait import LONGEST_PAUSE_WHILE_FULL
 from celery_redislock.protocol.tokens import RUNNING, known_as
 
 from .console import Nothing
-from .locks import Locks, scope_of, silent
+from .locks import Locks, plan_of, scope_of, silent
 from .rows import Row, with_one_spent
 from .sentences import Say, counted, duration, moment
 from .workers import Workers, groups_of, patiently, redelivery
@@ -209,6 +209,8 @@ class Why:
             case state:
                 text = _IN_WORKER[state](lock=lock, eta=what.get("eta"), **named)
                 yield Said(text, self._about(state, **about))
+                if state == "scheduled" and plan_of(self._locks.app, task):
+                    self._locks.of(f"{self._locks.prefix}}}")  # any key: in an outage, messages are sent back for later
         if lock is not None and what.get("reserved") not in {None, lock}:
             yield Said(Say.OTHER_KEY(reserved=what["reserved"], lock=lock))
 

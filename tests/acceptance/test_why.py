@@ -334,6 +334,28 @@ def test_one_that_takes_turns_is_told_its_group_its_rank_and_how_many_groups_the
     gate.open()
 
 
+@needs_one_server("a proxy is in front of it")
+def test_one_that_was_sent_back_in_an_outage_is_told_of_it_and_one_without_a_lock_only_that_it_is_not_due(
+    tasks, app, why, lock_proxy, start_worker
+):
+    start_worker(1)
+    plain = tasks.plain.apply_async(countdown=600)
+    why(plain, Say.SCHEDULED)
+    lock_proxy.refuse()
+    sent_back = tasks.work.delay("k", "first")
+
+    def is_told() -> bool:
+        context = CLIContext(app, no_color=True, workdir=None)
+        run = CliRunner().invoke(group, ["why", sent_back.id, "--timeout=3"], obj=context)
+        error = "could not reach the lock server " in run.stderr and "; nothing listens there: " in run.stderr
+        return (run.exit_code, says(run.stdout, Say.SCHEDULED), error) == (69, True, True)
+
+    wait_until(is_told, "it is told of the outage")
+    why(plain, Say.SCHEDULED)
+    lock_proxy.mend()
+    assert sent_back.get(timeout=30) == "first"
+
+
 # Its process has died.
 
 
