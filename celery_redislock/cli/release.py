@@ -146,9 +146,8 @@ def _show(known: Locks, rows: Sequence[Row], workers: Workers) -> None:
     click.echo(known.held(rows[0], now))
     if strange:
         click.echo("Its value is not a token of this package: make sure that it is a lock.")
-    for line in answers_of(rows[0], workers):
+    for line in (*answers_of(rows[0], workers), HARM[rows[0].state]):
         click.echo(line)
-    click.echo(HARM[rows[0].state])
 
 
 def answers_of(row: Row, workers: Workers) -> Iterator[str]:

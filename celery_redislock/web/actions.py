@@ -106,9 +106,8 @@ class Actions:
     def _drop(self, key: str, form: Mapping[str, str]) -> str:
         line = WaitingLine(*self._tools, key)
         dropped = f"Dropped {counted(line.drop(), 'message')}."
-        return (
-            f"{dropped} These workers did not answer; drop again: {', '.join(line.silent)}." if line.silent else dropped
-        )
+        again = f" These workers did not answer; drop again: {', '.join(line.silent)}." if line.silent else ""
+        return dropped + again
 
     def _before_revoke(self, task_id: str) -> Question:
         waits = (

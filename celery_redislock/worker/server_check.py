@@ -179,7 +179,7 @@ def _idle_timeout(client: redis.Redis) -> int:
 
 #: The remedies for errors that only a person can fix. ``{url}`` is the setting that names the server,
 #: ``{options}`` the setting with its options.
-_PERMANENT: Mapping[tuple[type[BaseException], ...], str] = {
+_PERMANENT: Mapping[tuple[type[BaseException], ...] | str, str] = {
     (MasterNotFoundError,): "no Sentinel names a primary: check master_name and the Sentinels' own sentinel_kwargs in "
     "{options}, the hosts in {url}, and whether the primary is up",
     (exceptions.AuthenticationError, exceptions.AuthenticationWrongNumberOfArgsError): "check the user and the "
@@ -192,8 +192,8 @@ _PERMANENT: Mapping[tuple[type[BaseException], ...], str] = {
     (ssl.SSLError,): "check whether it speaks TLS (rediss://), and the ssl_ options of {url}",
 }
 #: The remedies for errors that may pass by themselves. It is searched last: many of the errors above are
-#: ConnectionErrors too.
-_PASSING: Mapping[tuple[type[BaseException], ...], str] = {
+#: ConnectionErrors too. Errors without a class in redis-py are known by their first word.
+_PASSING: Mapping[tuple[type[BaseException], ...] | str, str] = {
     (exceptions.ClusterDownError,): "the Cluster is down: CLUSTER INFO shows how many hash slots have no node",
     (socket.gaierror,): "the host name cannot be resolved: check {url} and the network",
     (ConnectionRefusedError, FileNotFoundError): "nothing listens there: check {url}, and whether the server is "
@@ -201,6 +201,8 @@ _PASSING: Mapping[tuple[type[BaseException], ...], str] = {
     (exceptions.TimeoutError, TimeoutError): "it did not answer in time: check {url} (rediss:// only if it speaks "
     "TLS), the server and the firewall",
     (exceptions.OutOfMemoryError,): "it is full: give it more memory",
+    "MISCONF": "it cannot save to disk: check its log, the disk and the permissions there",
+    "NOREPLICAS": "too few of its replicas are connected: start them, or lower its min-replicas-to-write",
     (exceptions.ConnectionError,): "check {url} (rediss:// if it speaks TLS), and the server",
 }
 _OTHER = "check {url}: its scheme must match the server (one server, Sentinels, a Cluster), and its database must exist"
@@ -210,8 +212,8 @@ def remedy_for(error: BaseException) -> tuple[int, str]:
     """The level of the log line about an error, and the remedy for it, or for the error it was raised from."""
     chain = [*_chain(error)]  # redis-py wraps socket errors
     for level, remedies in ((logging.ERROR, _PERMANENT), (logging.WARNING, _PASSING)):
-        for errors, remedy in remedies.items():
-            if any(isinstance(one, errors) for one in chain):
+        for kind, remedy in remedies.items():
+            if any(str(one).startswith(kind) if isinstance(kind, str) else isinstance(one, kind) for one in chain):
                 return level, remedy
     return logging.ERROR, _OTHER
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -26,7 +27,7 @@ from tests.integration.test_refusals import (
     writable,
 )
 from tests.lab.app import make_app
-from tests.lab.servers import free_port
+from tests.lab.servers import free_port, wait_until
 
 
 @pytest.fixture
@@ -61,11 +62,37 @@ def with_keys(server):
     server.execute_command("ACL", "SETUSER", "default", "~*")
 
 
+def unsaved(server):
+    dump(server).mkdir()  # so it cannot be written
+    server.config_set("save", "3600 1000000")
+    server.bgsave()
+    wait_until(lambda: server.info("persistence")["rdb_last_bgsave_status"] == "err", "it could not save")
+
+
+def saved(server):
+    dump(server).rmdir()
+    server.config_set("save", "")
+
+
+def dump(server):
+    return Path(server.config_get("dir")["dir"], server.config_get("dbfilename")["dbfilename"])
+
+
+def without_replicas(server):
+    server.config_set("min-replicas-to-write", 1)
+
+
+def with_replicas(server):
+    server.config_set("min-replicas-to-write", 0)
+
+
 @pytest.mark.parametrize(
     ("trouble", "cure", "level", "words"),
     [
         (read_only, writable, logging.ERROR, "it is a replica: name its primary"),
         (out_of_memory, with_memory, logging.WARNING, "it is full"),
+        (unsaved, saved, logging.WARNING, "it cannot save to disk"),
+        (without_replicas, with_replicas, logging.WARNING, "too few of its replicas are connected"),
         (locked_out, let_in, logging.ERROR, "check the user and the password"),
         (without_rights, with_rights, logging.ERROR, "its user lacks permissions"),
         (without_keys, with_keys, logging.ERROR, "its user lacks permissions"),
