@@ -66,7 +66,7 @@ class Say(Enum):
     HAD_TO_WAIT = """\
 Task {id} HAD TO WAIT: when it last asked, {conflict}. Nothing newer is known; no worker that answered has it. Either
 - it is in the broker's queue, put back by a worker that shut down, or for up to {pause} by a full one; or
-- its worker keeps it or runs it, but does not answer: it is shutting down, too busy or cut off; or
+- its worker keeps or runs it, but does not answer: it is shutting down, too busy, cut off or without remote control; or
 - its worker died while it waited: {again}; or
 - it got its turn, and its worker died in its run: without acks_late it is lost, so send it again; or
 - it has run, but its result could not be stored: its worker's log says so."""
@@ -101,7 +101,10 @@ Task {id} HAD TO WAIT: when it last asked, {conflict}. Nothing newer is known; n
     HELD_TOO_LONG = "its lock_max_hold is over, so it is no longer renewed, and the key is free in {ttl}"
     ENDS = "it expires in {ttl} unless renewed"
     NEVER_ENDS = "it never expires"
-    SILENT = "Its worker {worker} does NOT ANSWER: it is shutting down, busy, cut off or dead, or uses another broker."
+    SILENT = (
+        "Its worker {worker} does NOT ANSWER: it is shutting down, busy, cut off or dead, uses another broker, or has"
+        " no remote control."
+    )
     # Nothing knows the task, or not everything answered.
     UNKNOWN = """\
 No worker, result or lock knows this task.

@@ -137,9 +137,7 @@ class Why:
     """
 
     def __init__(self, locks: Locks, workers: Workers, task_id: str) -> None:
-        self._locks = locks
-        self._workers = workers
-        self._id = task_id
+        self._locks, self._workers, self._id = locks, workers, task_id
 
     def said(self) -> Iterator[Said]:
         """The answer, part by part, beginning with the task itself.

@@ -37,8 +37,7 @@ class Workers:
     """
 
     def __init__(self, app: Celery, timeout: float) -> None:
-        self._app = app
-        self._timeout = timeout
+        self._app, self._timeout = app, timeout
         self.problem: str | None = None
 
     def ask(

@@ -537,6 +537,26 @@ def test_a_holder_whose_worker_is_dead_is_shown_as_one_that_does_not_answer_and_
     cli_says("Its worker w0@lab answers: the task does not run there.", "release", held["key"])
 
 
+def test_the_silence_of_a_worker_is_said_to_mean_that_it_may_have_no_remote_control(
+    config, tasks, app, cli, start_worker, running, gate
+):
+    config.settings["worker_enable_remote_control"] = False
+    start_worker(2)
+    tasks.work.delay("k", "first", gate)
+    running("first")
+    waits = tasks.work.delay("k", "second")
+    wait_until(lambda: waits.state == "RETRY", "it waits")
+    key = tasks.work.lock_for("k").name
+    silence = (
+        "Its worker w0@lab does NOT ANSWER: it is shutting down, busy, cut off or dead, uses another broker, or has"
+    )
+    for arguments in (("show", key), ("release", key), ("why", waits.id)):
+        assert f"{silence} no remote control.\n" in cli(*arguments).stdout
+    assert "too busy, cut off or without remote control; or" in cli("why", waits.id).stdout
+    gate.open()
+    assert waits.get(timeout=20) == "second"
+
+
 def test_where_the_broker_is_away_the_lock_server_is_asked_all_the_same(config, tasks, locks, monkeypatch):
     monkeypatch.setattr(workers, "PATIENCE", 0.3)  # Celery goes on trying
     config.broker = "redis://127.0.0.1:1/0"
