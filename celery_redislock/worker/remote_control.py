@@ -251,7 +251,7 @@ class RunCounts:
             if seconds < REMIND_EVERY:
                 return
             self._since = -math.inf
-        text = "the lock server does not answer: %d messages went back to the broker in %.0f s, and run once it does"
+        text = "the lock server cannot be used: messages went back to the broker %d times in %.0f s, to run once it can"
         logger.warning(text, self._sent_back, seconds)
 
 
