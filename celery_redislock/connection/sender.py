@@ -71,7 +71,7 @@ class Sender:
     def __init__(self, transport: Transport, outage_of: Callable[[str], Outage]) -> None:
         self._transport = transport
         self.later: Callable[[Command], object] | None = None
-        self._answered = False
+        self._answered = False  # or may have
         self.outage_of = outage_of
         self.read_late, self.close = transport.read_late, transport.close
         self.known: set[Script] = set()
@@ -101,6 +101,7 @@ class Sender:
                 sent_at, resent = time.monotonic(), True
                 reply = self._transport.ask(command)
         except BaseException as error:
+            self._answered |= not isinstance(error, RedisError)  # interrupted: the server may have carried it out
             if isinstance(error, RedisError):
                 self.outage_of(key).failed(command.script, error)
             if undo is not None:
@@ -130,6 +131,7 @@ class Sender:
         try:
             replies, self._answered = self._transport.ask_all(commands), True
         except BaseException as error:
+            self._answered |= not isinstance(error, RedisError)  # as above
             for command in undo():
                 self.take_back(command, is_lost=not isinstance(error, REFUSALS))
             if isinstance(error, RedisError):

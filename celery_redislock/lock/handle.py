@@ -59,7 +59,7 @@ class Entry:
 
     def __init__(self, held: HeldLock, server: LockServer, *, is_renewed: bool = False, is_own: bool = True) -> None:
         self.held, self.server, self.is_own = held, server, is_own
-        self._is_renewed, self.count = is_renewed, 1
+        self._is_renewed, self.count = is_renewed, 0
         self._owner: Any = None
         self.in_block = False
 
@@ -141,7 +141,7 @@ class Local:
     @property
     def token(self) -> bytes | None:
         """The token, as in redis-py, whose users may store one here."""
-        own = (one.held.token.value for one in reversed(self.entries))
+        own = (one.held.token.value for one in reversed(self.entries) if one.count)
         return next(own, None) if self.other is None else self.other or None
 
     @token.setter
@@ -193,10 +193,9 @@ class Handle:
                 "celery_redislock.asyncio.Lock"
             )
         self.redis, self.name, self.timeout, self.sleep = client, name, timeout, sleep
-        self.blocking, self.blocking_timeout = blocking, blocking_timeout
+        self.blocking, self.blocking_timeout, self.renew = blocking, blocking_timeout, renew
         self.thread_local, self.raise_on_release_error = bool(thread_local), raise_on_release_error
-        self.renew, self.reentrant = renew, reentrant
-        self._local, self._fence = self._new_local(), fence
+        self.reentrant, self._fence, self._local = reentrant, fence, self._new_local()
         self._by_context = reentrant and thread_local
 
     def __repr__(self) -> str:
@@ -251,21 +250,14 @@ class Handle:
         """Record that the lock was acquired or entered again; `in_block`: by a ``with`` block."""
         local = self.local
         local.other = None
-        # Who uses a timeout as a pause never leaves. With a count of 0, the end of an inner block was interrupted.
-        for over in [
-            one for one in local.entries if not one.count or (one.held.left <= 0 and not one.in_block and one.is_mine)
-        ]:
-            with suppress(ValueError):
-                local.entries.remove(over)
+        # Who uses a timeout as a pause never leaves. A count of 0: the beginning or the end of a block was interrupted.
+        over = [one for one in local.entries if not one.count or (one.held.left <= 0 and not one.in_block)]
+        for one in [one for one in over if self._is_for_asyncio or one.is_mine]:
+            with suppress(ValueError):  # another thread removes it too
+                local.entries.remove(one)
         entry.in_block |= in_block
         local.entries.append(entry)
-
-    def _forget(self, server: LockServer, held: HeldLock) -> None:
-        """Record that `held` is no longer held through this object: an acquire or the last release was interrupted."""
-        server.keeper.remove(held)
-        held.deadline = -math.inf  # the traceback may keep its entry
-        entries = self.local.entries
-        entries[:] = [one for one in entries if one.held is not held]
+        entry.count += 1
 
     def _unset(self, entry: Entry | None) -> Entry:
         """Record one release of `entry`, which this object has entered; return the entry.
@@ -303,7 +295,7 @@ class Handle:
         """Finish a release of `entry` that was interrupted at any point."""
         entry.count = max(0, entry.count - 1)  # Python handles no signal between this in `_leave` and the end of that
         if entry.count == 0 and entry.is_own:
-            self._forget(entry.server, entry.held)
+            entry.end_renewal()
             if entry.held.token.since:  # another caller may choose the token that this one has chosen
                 entry.server.undo_later(entry.held.hold.ended().release(), entry.held.ends_at)
 
@@ -361,7 +353,6 @@ class Handle:
         entry = entry_of_context(server, self.key)
         if entry is not None:
             check_fence(entry.held, self._fence)
-            entry.count += 1
             return entry
         held = self._held_around(server.store)
         if held is None:
@@ -369,7 +360,6 @@ class Handle:
         check_fence(held, self._fence)
         mine = self._entry()
         if mine is not None and mine.held is held:  # this object has entered that lock before
-            mine.count += 1
             return mine
         return Entry(held, server, is_own=False)
 
@@ -398,7 +388,9 @@ class Handle:
         server = LockServer.behind(self.redis)
         held = HeldLock(server.store, hold, self.timeout or math.inf)
         held.start_lease(time.monotonic())
-        return Entry(held, server)
+        entry = Entry(held, server)
+        entry.count = 1
+        return entry
 
     def _limited(self, verb: str) -> HeldLock:
         """Return the held lock if it has a timeout. Otherwise raise the error that redis-py's lock raises."""

@@ -7,6 +7,8 @@ import time
 from operator import methodcaller
 from typing import Literal, Self
 
+from redis.exceptions import LockError
+
 from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockConfigError, LockConflict, LockUnavailable
 from celery_redislock.hold.held_lock import HeldLock
@@ -16,7 +18,7 @@ from celery_redislock.protocol.replies import Conflict
 from celery_redislock.protocol.scripts import Tag
 from celery_redislock.protocol.tokens import Token
 
-from .handle import Entry, Handle, time_left
+from .handle import Handle, time_left
 from .lock_server import LockServer
 
 
@@ -88,13 +90,13 @@ class Lock(Handle):
             LockLost: The lock is no longer held.
             LockUnavailable: Redis did not answer, or refused the command; it is sent again until the key expires.
         """
-        entry: Entry | None = None
+        entry = left = None
         try:
             entry = self._entry()
             left = self._leave(entry)
             was_held = left is None or left.server.store.send(left.held.hold.release())
-        except BaseException:  # a time limit, for example
-            if entry := entry or self._entry():
+        except BaseException as error:  # a time limit, for example
+            if not isinstance(error, LockError) and (entry := left or entry or self._entry()):
                 self._leave_later(entry)
             raise
         if left is not None:
@@ -175,7 +177,7 @@ class Lock(Handle):
                 self._set(self._keep(server, held), in_block)
             return conflict
         except BaseException:
-            self._forget(server, held)
+            server.keeper.remove(held)
             if held.hold.may_be_held:  # nothing else would release the key
                 server.store.sender.take_back(held.hold.undo(), is_lost=True)
             raise

@@ -128,8 +128,7 @@ def publish_again(
         "argsrepr": own.get("argsrepr"),  # the caller may have set it to hide the arguments
         "kwargsrepr": own.get("kwargsrepr"),
         "serializer": serializer,
-        # Without a delay, it goes where it came from: to that exchange, and with that routing key.
-        "queue": queue_of(task.app, request) if natively and countdown else None,
+        "queue": queue_of(task.app, request, delays=bool(countdown)) if natively else None,
     }
     signature = Task.signature_from_request(  # Celery's own: the header has the lock options of the message
         task,
@@ -149,10 +148,10 @@ def publish_again(
     )
 
 
-def queue_of(app: Celery, request: Context) -> Queue | None:
+def queue_of(app: Celery, request: Context, *, delays: bool) -> Queue | None:
     """The queue that the message of `request` came from; None if the message does not say.
 
-    This matters if the broker delays the message natively: Celery binds this queue to the exchange for delayed
+    This matters if the broker `delays` the message natively: Celery binds this queue to the exchange for delayed
     messages. If no queue is given, Celery binds the default queue.
     """
     info = request.delivery_info or {}
@@ -163,8 +162,9 @@ def queue_of(app: Celery, request: Context) -> Queue | None:
     for queue in app.amqp.queues.values():
         if queue.routing_key == routing_key and (was_delayed or exchange == queue.exchange.name):
             return queue
-    # No queue of the app has this routing key: the message's queue is bound by a pattern.
-    return Queue(routing_key, Exchange(exchange, "topic"), routing_key)
+    # No queue of the app has this routing key: the message's queue is bound by a pattern. Without a delay, the message
+    # goes to the exchange that it came from; a queue named here would be declared.
+    return Queue(routing_key, Exchange(exchange, "topic"), routing_key) if delays else None
 
 
 def custom_headers(headers: Any) -> dict[str, Any]:

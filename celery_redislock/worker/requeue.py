@@ -133,8 +133,7 @@ def put_back(channel: Any, seconds: float) -> None:
     """
     try:
         if popped := last_answer(channel, seconds):
-            queue, message = popped
-            with channel.conn_or_acquire() as client:
-                client.rpush(bytes_to_str(queue), message)  # else kombu's prefix is added to the text b'celery'
+            with channel.conn_or_acquire() as client:  # kombu would add its prefix to the text "b'celery'"
+                client.rpush(bytes_to_str(popped[0]), popped[1])
     except Exception as error:  # noqa: BLE001 - the connection is lost
         logger.warning("could not receive the broker's last answer to this worker: %s", describe(error))

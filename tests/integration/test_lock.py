@@ -336,6 +336,30 @@ class TestInterruptions:
             assert lock.state is None
             lock.acquire()
 
+    def test_at_any_point_of_an_inner_acquire_the_outer_block_ends_as_ever(self, make, locks):
+        lock, inner = (make(timeout=60, renew=True, reentrant=True) for _ in range(2))
+        lock.acquire()
+        for point in at_each_point(inner.acquire):
+            assert (lock.state, locks.client.exists(NAME)) == ("held", 1), f"it is still held at {point}"
+            lock.release()
+            assert not locks.client.exists(NAME), f"it is released after {point}"
+            lock.acquire()
+        inner.release()
+        lock.release()
+
+    def test_an_interruption_of_the_first_command_is_undone_later_where_the_server_does_not_answer(
+        self, lock_proxy, locks
+    ):
+        locks.client.script_load(ACQUIRE.text)
+        with redis.Redis.from_url(lock_proxy.url) as behind:
+            lock = Lock(behind, NAME, timeout=None)
+            granted = lock_proxy.delay(60, to=b"EVALSHA", where=ACQUIRE.sha.encode(), nth=1)
+            for nth in (1, 2):
+                lock_proxy.drop_command(to=b"EVALSHA", where=RELEASE.sha.encode(), nth=nth)
+            with raised_at(granted, KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
+                lock.acquire()
+            wait_until(lambda: not locks.client.exists(NAME), "the keeper has released it")
+
     def test_at_any_point_of_an_inner_release_the_outer_block_still_holds_it(self, make, locks):
         lock = make(timeout=60, renew=True, reentrant=True)
 
@@ -430,6 +454,23 @@ class TestAfterALoss:
             second.submit(lock.release).result()
         assert not locks.client.exists(NAME)
 
+    def test_a_release_of_nothing_leaves_what_another_thread_acquires_meanwhile(self, make, locks, monkeypatch):
+        lock = make(timeout=60, thread_local=False)
+        leave = LockError.__init__
+
+        def acquire_elsewhere(error, *args):
+            leave(error, *args)
+            with ThreadPoolExecutor(1) as other:
+                assert other.submit(lock.acquire).result()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LockError, "__init__", acquire_elsewhere)
+            with pytest.raises(LockError):
+                lock.release()
+        assert lock.state == "held"
+        assert locks.client.exists(NAME)
+        lock.release()
+
     @pytest.mark.parametrize("reentrant", [True, False])
     def test_in_another_thread_the_same_object_keeps_its_own_lock(self, make, locks, lose, reentrant):
         lock = make(timeout=60, renew=True, reentrant=reentrant, thread_local=False)
@@ -467,8 +508,9 @@ class TestAfterALoss:
                     assert locks.client.exists(NAME)
                 assert not locks.client.exists(NAME)
 
-        with pytest.raises(LockLost):
+        with pytest.raises(LockError) as caught:
             nested()
+        assert isinstance(caught.value, LockLost)
 
     def test_one_of_several_is_told_too(self, app, locks, often):
         both = locked(["a", "b"], app=app)
