@@ -293,7 +293,8 @@ class Handle:
 
     def _leave_later(self, entry: Entry) -> None:
         """Finish a release of `entry` that was interrupted at any point."""
-        entry.count = max(0, entry.count - 1)  # Python handles no signal between this in `_leave` and the end of that
+        # `_leave` may have counted already, but only if it was the last: after an inner one, it calls nothing more.
+        entry.count = max(0, entry.count - 1)
         if entry.count == 0 and entry.is_own:
             entry.end_renewal()
             if entry.held.token.since:  # another caller may choose the token that this one has chosen

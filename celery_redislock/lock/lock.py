@@ -95,7 +95,7 @@ class Lock(Handle):
             entry = self._entry()
             left = self._leave(entry)
             was_held = left is None or left.server.store.send(left.held.hold.release())
-        except BaseException as error:  # a time limit, for example
+        except BaseException as error:  # a time limit, for example; after a LockError, there is nothing to release
             if not isinstance(error, LockError) and (entry := left or entry or self._entry()):
                 self._leave_later(entry)
             raise
