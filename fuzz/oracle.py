@@ -75,6 +75,9 @@ def _is_beside(facts: Facts, first: Body, second: Body, excused: Excused) -> boo
         excused[Excuse.KNEW_OF_THE_LOSS] += 1
         return False
     excuse = excuses.of_overlap(facts.story, first.run, second.run)
+    # A run past its lock_max_hold is no longer renewed, so it learns of a loss only at its deadline.
+    if GIVEN_UP in _reasons(facts, first) and facts.story.strikes((RESTART,), first.run.start, second.run.start):
+        excuse = excuse or Excuse.DATA_LOST
     if excuse:
         excused[excuse] += 1
     return excuse is None
@@ -93,12 +96,16 @@ def _may_be_unlocked(facts: Facts, body: Body) -> bool:
     return asks and bool(facts.story.strikes(AWAY, body.run.start - STILL_DOWN, body.run.start))
 
 
+def _reasons(facts: Facts, body: Body) -> set[str]:
+    """Why a run was told that it has lost a lock, when it was first told."""
+    return {line["reason"] for line in facts.story.events("lost") if line["at"] == body.run.noticed}
+
+
 def given_up(facts: Facts, excused: Excused) -> Iterator[Violation]:
     """A run gives its lock up and goes on only if its task has a `lock_max_hold`, and not before that is over."""
     for body in facts.bodies:
-        reasons = {line["reason"] for line in facts.story.events("lost") if line["at"] == body.run.noticed}
         allowed = {spec.option("lock_max_hold") for spec in facts.specs(body.task)} - {None}
-        if GIVEN_UP in reasons and body.run.noticed < body.run.start + min(allowed, default=NEVER):
+        if GIVEN_UP in _reasons(facts, body) and body.run.noticed < body.run.start + min(allowed, default=NEVER):
             ids = (body.run.task_id,)
             yield Violation(Promise.AT_MOST_N, f"{body.run.task_id} of {body.task} gives its lock up too early", ids)
 

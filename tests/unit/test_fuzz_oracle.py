@@ -177,6 +177,18 @@ def test_a_lock_is_given_up_only_when_its_max_hold_is_over(of, max_hold, noticed
     assert story.broken() == ([Promise.AT_MOST_N] if is_broken else [])
 
 
+def test_a_run_past_its_max_hold_learns_only_at_its_deadline_that_the_server_lost_its_data(of):
+    story = of({"lock_max_hold": MAX_HOLD})
+    story.call("x")
+    story.run("x", 1.0, 7.0)
+    story.ledger.write({"event": "lost", "task_id": "x", "pid": 110, "at": 5.0, "reason": GIVEN_UP, "key": "t"})
+    story.call("y", 4.0)
+    story.run("y", 4.5, 5.5)
+    assert story.broken() == [Promise.AT_MOST_N]
+    story.fault(RESTART, 2.0, 2.1)
+    assert story.broken() == []
+
+
 def test_runs_without_their_lock_do_not_count_for_a_rate(of):
     story = of({"lock_on_outage": "run"})
     for number in range(3):
