@@ -71,7 +71,7 @@ class Sender:
     def __init__(self, transport: Transport, outage_of: Callable[[str], Outage]) -> None:
         self._transport = transport
         self.later: Callable[[Command], object] | None = None
-        self._answered = False  # or may have
+        self._answered = False  # whether the server has answered, or may have
         self.outage_of = outage_of
         self.read_late, self.close = transport.read_late, transport.close
         self.known: set[Script] = set()

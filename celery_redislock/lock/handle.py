@@ -192,11 +192,14 @@ class Handle:
                 f"lock {key}: this Lock needs a synchronous client; for an asyncio client, use "
                 "celery_redislock.asyncio.Lock"
             )
-        self.redis, self.name, self.timeout, self.sleep = client, name, timeout, sleep
-        self.blocking, self.blocking_timeout, self.renew = blocking, blocking_timeout, renew
+        self.redis, self.name = client, name
+        self.timeout, self.sleep = timeout, sleep
+        self.blocking, self.blocking_timeout = blocking, blocking_timeout
         self.thread_local, self.raise_on_release_error = bool(thread_local), raise_on_release_error
-        self.reentrant, self._fence, self._local = reentrant, fence, self._new_local()
+        self.renew, self.reentrant = renew, reentrant
+        self._local = self._new_local()
         self._by_context = reentrant and thread_local
+        self._fence = fence
 
     def __repr__(self) -> str:
         return f"<Lock {shown(self.key, LONGEST)} {self.state or 'not held'}>"

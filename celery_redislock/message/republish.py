@@ -155,7 +155,7 @@ def queue_of(app: Celery, request: Context, *, delays: bool) -> Queue | None:
     messages. If no queue is given, Celery binds the default queue.
     """
     info = request.delivery_info or {}
-    # A message that was delayed comes from one of 29 exchanges: its own is not known.
+    # A message that was delayed does not come from its own exchange, but from one of 29 for delays.
     exchange, (routing_key, was_delayed) = info.get("exchange"), _DELAY_WORDS.subn("", info.get("routing_key") or "")
     if not exchange or not routing_key:
         return None
