@@ -6,6 +6,7 @@ for each group the time of its next turn. lua/acquire.lua keeps the same books, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Set
 from enum import Enum
 from typing import NamedTuple
@@ -27,6 +28,7 @@ class Mistake(Enum):
     CHARGED_TWICE = "a message that asks again is charged again"
     ASKS_AS_A_NEWCOMER = "a message that asks again gets a rank behind those of its group that came later"
     LOST_BOOKS_BEGIN_AT_ZERO = "books that were lost begin with a virtual time before that of the messages that wait"
+    TIES_STAY_OPEN = "a group that comes after a turn gets the same rank as those whose turn it was"
 
 
 Mistakes = Set[Mistake]
@@ -36,7 +38,7 @@ class Books(NamedTuple):
     """What the server keeps about the groups of a key."""
 
     virtual: int | None = None
-    """The latest rank with which a message was granted the key; None: there are no books."""
+    """Just after the latest rank with which a message was granted the key; None: there are no books."""
     turns: tuple[tuple[str, int], ...] = ()
     """For each group, the virtual time of its next turn."""
     ranks: tuple[tuple[int, int], ...] = ()
@@ -65,7 +67,7 @@ class Books(NamedTuple):
         if rank == newest or Mistake.CHARGED_TWICE in mistakes:
             turns[group] = max(newest, rank) + cost
             ranks[message] = rank
-        turns, ranks = ({one: at for one, at in kept.items() if at >= virtual} for kept in (turns, ranks))
+        turns, ranks = ({one: at for one, at in kept.items() if at >= virtual - 1} for kept in (turns, ranks))
         return rank, Books(virtual, tuple(sorted(turns.items())), tuple(sorted(ranks.items())))
 
     def granted(self, group: str, message: int, rank: int, mistakes: Mistakes = frozenset()) -> Books:
@@ -76,8 +78,8 @@ class Books(NamedTuple):
         turn = dict(self.turns).get(group, 0)
         if self.virtual is None or rank >= turn or Mistake.V_NEVER_MOVES in mistakes:
             return self
-        ranks = {**dict(self.ranks), message: turn}
-        return self._replace(virtual=max(self.virtual, rank), ranks=tuple(sorted(ranks.items())))
+        ranks, past = {**dict(self.ranks), message: turn}, rank + (Mistake.TIES_STAY_OPEN not in mistakes)
+        return self._replace(virtual=max(self.virtual, past), ranks=tuple(sorted(ranks.items())))
 
 
 class Waiting(NamedTuple):
@@ -89,6 +91,11 @@ class Waiting(NamedTuple):
     group: str
     is_left: bool = False
     """Whether the books were lost while it waited."""
+    is_next: bool = False
+    """Whether it came with the turn that was next."""
+    goes_before: float = math.inf
+    """The number of the first message that must not go before it. If it is next, this is the first that comes after one
+    that did."""
 
 
 class World(NamedTuple):
@@ -124,17 +131,18 @@ class Scenario(NamedTuple):
 SCENARIOS = [
     Scenario("two groups", {"A": 6, "B": 5}, {"A": TURN, "B": TURN}),
     Scenario("weights 3 to 1", {"A": 6, "B": 4}, {"A": TURN // 3, "B": TURN}),
-    Scenario("three groups", {"A": 4, "B": 3, "C": 2}, {"A": TURN, "B": TURN, "C": TURN // 2}),
+    Scenario("three groups", {"A": 3, "B": 3, "C": 2}, {"A": TURN, "B": TURN, "C": TURN // 2}),
     Scenario("asked again", {"A": 5, "B": 4}, {"A": TURN, "B": TURN}, may_ask_again=True),
     Scenario("lost", {"A": 4, "B": 3}, {"A": TURN, "B": TURN}, may_lose=True),
+    Scenario("many groups", {"A": 2, "B": 2, "C": 1, "D": 1}, dict.fromkeys("ABCD", TURN)),
 ]
 
 
 def events(scenario: Scenario, world: World) -> Iterator[Event]:
     """What may happen next."""
     yield from (Event("comes", group) for group, most in scenario.sends.items() if world.sent.count(group) < most)
-    if world.waiting:
-        yield Event("is granted")
+    first = min((one.rank for one in world.waiting), default=None)
+    yield from (Event("is granted", one.number) for one in world.waiting if one.rank == first)  # rooms know no more
     if scenario.may_ask_again:
         yield from (Event("asks again", one.number) for one in world.waiting)
     if scenario.may_lose and world.waiting and not world.is_lost:
@@ -152,7 +160,8 @@ def after(
             rank, books = world.books.asks(group, cost, number, 0, _start(world, mistakes), mistakes)
             if Mistake.CLAMPED in mistakes:
                 rank = min(rank, START)
-            waiting, sent = (*world.waiting, Waiting(rank, number, group)), tuple(sorted((*world.sent, group)))
+            one = Waiting(rank, number, group, is_next=rank == world.books.virtual)
+            waiting, sent = (*world.waiting, one), tuple(sorted((*world.sent, group)))
             return _watched(world._replace(books=books, waiting=waiting, sent=sent)), None
         case "asks again":
             one = next(one for one in world.waiting if one.number == event.who)
@@ -164,7 +173,7 @@ def after(
         case "is lost":
             waiting = tuple(one._replace(is_left=True) for one in world.waiting)
             return world._replace(books=Books(), waiting=waiting, is_lost=True, ahead=()), None
-    return _granted(scenario, world, mistakes)
+    return _granted(scenario, world, int(event.who), mistakes)
 
 
 def _start(world: World, mistakes: Mistakes) -> int:
@@ -174,17 +183,19 @@ def _start(world: World, mistakes: Mistakes) -> int:
     return 0 if Mistake.LOST_BOOKS_BEGIN_AT_ZERO in mistakes else 2 * START
 
 
-def _granted(scenario: Scenario, world: World, mistakes: Mistakes) -> tuple[World, Promise | None]:
-    """The first in line is granted the key.
+def _granted(scenario: Scenario, world: World, number: int, mistakes: Mistakes) -> tuple[World, Promise | None]:
+    """A message that is first in line is granted the key.
 
-    `ORDER` is broken if another of its group came before it, or if it came after the books were lost and another waited
-    by then. `FAIR` is broken if of two groups, one is ahead by more virtual time than a turn of each.
+    `ORDER` is broken if another of its group came before it, if it came after the books were lost and another waited by
+    then, or if it must not go before another. `FAIR` is broken if of two groups, one is ahead by more virtual time than a turn of each.
     """
-    one = min(world.waiting)
+    one = next(one for one in world.waiting if one.number == number)
     broken = None
     if any(other.group == one.group and other.number < one.number for other in world.waiting):
         broken = Promise.ORDER
     if any(other.is_left for other in world.waiting) and not one.is_left:
+        broken = Promise.ORDER
+    if any(one.number >= other.goes_before for other in world.waiting):
         broken = Promise.ORDER
     cost = scenario.costs[one.group]
     ahead = {pair: more + cost * ((pair[0] == one.group) - (pair[1] == one.group)) for pair, more in world.ahead}
@@ -192,7 +203,13 @@ def _granted(scenario: Scenario, world: World, mistakes: Mistakes) -> tuple[Worl
         if abs(more) > scenario.costs[first] + scenario.costs[second] and not world.is_lost:
             broken = Promise.FAIR
     books = world.books.granted(one.group, one.number, one.rank, mistakes)
-    waiting = tuple(other for other in world.waiting if other is not one)
+    waiting = tuple(
+        other._replace(goes_before=min(other.goes_before, len(world.sent)))
+        if other.is_next and other.number < one.number
+        else other
+        for other in world.waiting
+        if other is not one
+    )
     numbers = {other.number for other in waiting}  # no other message asks again
     books = books._replace(ranks=tuple(known for known in books.ranks if known[0] in numbers))
     return _watched(world._replace(books=books, waiting=waiting, ahead=tuple(sorted(ahead.items())))), broken

@@ -12,7 +12,7 @@ from celery_redislock.connection.connect import connect
 from celery_redislock.connection.store import LockStore
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.names import FIRST_TURN, Demand, Share, keys_of
-from celery_redislock.protocol.replies import Conflict, Granted
+from celery_redislock.protocol.replies import Called, Conflict, Granted
 from celery_redislock.protocol.tokens import Attempt, Token
 from promises import Promise
 from tests.lab.asking import acquire
@@ -25,12 +25,13 @@ BOOKS = KEY + ":fair"
 ROOM = tokens.of_room(tokens.mint_nonce(), "host")
 COSTS = {"a": 1000, "b": 333, "c": 10_000}
 FOUND_IN = {
-    Mistake.TAG_FROM_ZERO: ("two groups", Promise.FAIR),
+    Mistake.TAG_FROM_ZERO: ("two groups", Promise.ORDER),
     Mistake.V_NEVER_MOVES: ("two groups", Promise.FAIR),
-    Mistake.CLAMPED: ("two groups", Promise.FAIR),
+    Mistake.CLAMPED: ("two groups", Promise.ORDER),
     Mistake.CHARGED_TWICE: ("asked again", Promise.FAIR),
     Mistake.ASKS_AS_A_NEWCOMER: ("asked again", Promise.ORDER),
     Mistake.LOST_BOOKS_BEGIN_AT_ZERO: ("lost", Promise.ORDER),
+    Mistake.TIES_STAY_OPEN: ("many groups", Promise.ORDER),
 }
 
 
@@ -152,6 +153,29 @@ def test_a_message_that_comes_again_after_its_grant_takes_another_turn(server):
     ranks = [server.asks("a", number) for number in range(3)]
     server.grants("a", 0, ranks[0])
     assert server.asks("a", 0) == ranks[2] + COSTS["a"]
+
+
+def test_new_groups_in_one_room_do_not_keep_a_group_in_another_from_its_first_turn(server):
+    """Both rooms stand in line with the same rank. Redis sorts them by their names."""
+    rooms = [tokens.of_room(tokens.mint_nonce(), "host") for _ in range(2)]
+    early, late = sorted(rooms, key=lambda room: room.value)
+    demand, holder = Demand(KEY), server.holder
+    rank = server.asks("a", 0) + server.base
+    server.store.stand(demand, late, rank, None)
+    for number in range(1, 4):
+        share = Share(f"group {number}", f"group {number}", 1000)
+        newcomer, token = Demand(KEY, share=share), server.token(number)
+        conflict = acquire(server.store, newcomer, token, 100.0)
+        assert isinstance(conflict, Conflict)
+        server.store.stand(demand, early, conflict.rank, None)
+        assert server.store.release(demand, holder)
+        if isinstance(server.store.stand(demand, late, rank, None), Called):
+            break
+        assert isinstance(server.store.stand(demand, early, conflict.rank, None), Called)
+        call = tokens.call(early, conflict.rank, 0).value
+        assert isinstance(acquire(server.store, newcomer, token, 100.0, call=call), Granted)
+        holder = token
+    assert number == 2, "one group of the other room has gone first, and no more"
 
 
 def test_a_run_that_does_not_wait_touches_no_books(server):

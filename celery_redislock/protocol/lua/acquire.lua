@@ -165,9 +165,10 @@ if job then
   end
 end
 
--- Fair turns. A rank is a virtual time. The books are a sorted set: the virtual time, which is the latest rank that was
--- granted; for each group the time of its next turn; and the rank of each caller that waits, in case it asks again. New
--- books begin by the clock, ahead of all ranks that are times: virtual time passes more slowly.
+-- Fair turns. A rank is a virtual time. The books are a sorted set: the virtual time, which is just after the latest
+-- rank that was granted, so that who comes now goes after those with that rank; for each group the time of its next
+-- turn; and the rank of each caller that waits, in case it asks again. New books begin by the clock, ahead of all ranks
+-- that are times: virtual time passes more slowly.
 local books, caller = given.F and named(line, ':fair'), attempt_of(token) or nonce_of(token)
 
 -- Give the caller its rank, and move its group's next turn on. A rank that it has is kept unless the books that explain
@@ -179,7 +180,7 @@ local function rank_of_caller()
   rank = math.min(tonumber(rank or given.Y) or newest, newest)
   if rank == newest then
     redis.call('ZADD', books, whole(time), 'now', whole(rank + given.H), given.F, whole(rank), caller)
-    redis.call('ZREMRANGEBYSCORE', books, '-inf', '(' .. whole(time))
+    redis.call('ZREMRANGEBYSCORE', books, '-inf', '(' .. whole(time - 1))
     redis.call('PEXPIRE', books, DAY_MS)
   end
   return rank
@@ -213,7 +214,7 @@ end
 if books and call then  -- a grant out of turn moves nothing: others with smaller ranks may wait
   local rank, turn = string.match(call, '(%d+)%-?%d*$'), redis.call('ZMSCORE', books, given.F)[1]
   if rank and turn and tonumber(rank) < tonumber(turn) then  -- else the books do not explain it
-    redis.call('ZADD', books, 'GT', rank, 'now', turn, caller)  -- if it comes again, that is another turn
+    redis.call('ZADD', books, 'GT', whole(rank + 1), 'now', turn, caller)  -- if it comes again, it takes another turn
   end
 end
 
