@@ -187,7 +187,8 @@ def _granted(scenario: Scenario, world: World, number: int, mistakes: Mistakes) 
     """A message that is first in line is granted the key.
 
     `ORDER` is broken if another of its group came before it, if it came after the books were lost and another waited by
-    then, or if it must not go before another. `FAIR` is broken if of two groups, one is ahead by more virtual time than a turn of each.
+    then, or if it must not go before another. `FAIR` is broken if of two groups, one is ahead by more virtual time than
+    a turn of each.
     """
     one = next(one for one in world.waiting if one.number == number)
     broken = None
