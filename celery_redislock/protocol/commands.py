@@ -39,10 +39,9 @@ def acquire(
         options, values = f"{options}W", (*values, call)
     if claim is not None:
         values = (*values, known_by(claim.nonce, RESERVED).owner)
-        if demand.capacity == 1:
-            options, keys, values = f"{options}CpP", (*keys, names.queued), (*values, _ms(claim.ttl))
-        else:  # no place in the queue is used, but a message may run before its permit is handed over to it
-            options, keys, values = f"{options}CgG", (*keys, names.gone(claim.nonce)), (*values, _ms(NOTE_TTL))
+        options, keys, values = f"{options}CpP", (*keys, names.queued), (*values, _ms(claim.ttl))
+        if demand.capacity > 1:  # a message may run before its permit is handed over to it
+            options, keys, values = f"{options}gG", (*keys, names.gone(claim.nonce)), (*values, _ms(NOTE_TTL))
     if demand.capacity > 1:
         options, values = f"{options}S", (*values, str(demand.runs or demand.capacity))
     if numbered is not None:

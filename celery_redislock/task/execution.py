@@ -130,10 +130,13 @@ class Execution:
     def _demand_several(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         main, also = self.plan.demands(args, kwargs)
         self.message.wants = in_order((*main, *also))
-        call, locks = self.message.delivery.call, {}
+        call, header, locks = self.message.delivery.call, self.message.header, {}
+        # Another version of the task, or another scope, may have reserved one of the keys for the message.
+        claimed = next((one for one in self.message.wants if one.key == header.key), main[0])
         for demand in self.message.wants:
             self.message.demand = demand  # for its token
-            hold = Hold(demand, self._mint(), None, call and call_at(call, demand.capacity))
+            claim = self._claim(demand, header.claim) if header.claim and demand is claimed else None
+            hold = Hold(demand, self._mint(), claim, call and call_at(call, demand.capacity))
             locks[demand.key] = self._held_lock(hold)
         self.parts, self.held = tuple(locks.values()), locks[main[0].key]
         self._also = locks.keys() - {one.key for one in main}
@@ -145,6 +148,8 @@ class Execution:
 
     def _give_back(self) -> None:
         """Release the keys that the run was granted, because it does not get all of them. No note: it is not over."""
+        if not self.message.was_sent_back:
+            self._give_up_reservation()
         for part in self.parts:
             if part.hold.call is not None:
                 self._server.pass_on(part.demand, part.hold.call)

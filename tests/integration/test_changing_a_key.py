@@ -8,7 +8,7 @@ import pytest
 from celery import Celery, states
 from celery.exceptions import TaskRevokedError
 
-from celery_redislock import LockedTask, locked
+from celery_redislock import Also, LockedTask, locked
 from celery_redislock.testing import busy
 from tests.lab.pages import python_of
 from tests.lab.servers import wait_until
@@ -73,6 +73,57 @@ def test_a_key_reserved_in_another_scope_is_free_after_its_run(app, other_versio
     assert deliver(after.app, "shop.bill", 7, 1, **sent)[0] == states.SUCCESS
     wait_until(lambda: after.lock_info(7, 1) is None, "its key is free")
     assert not before.delay(7, 1).duplicate
+
+
+def key_of(call):
+    return f"customer:{call['customer']}"
+
+
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")
+@pytest.mark.parametrize("policy", ["wait", "skip", "raise"])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("customer:{customer}", {"lock_also": [Also("farm", limit=3)]}),
+        ("customer:{customer}", {"lock_key": ["customer:{customer}", "amount:{amount}"]}),
+        (key_of, {}),
+    ],
+    ids=["one more", "two", "only the scope"],
+)
+def test_a_key_reserved_for_a_run_that_now_needs_several_is_not_in_its_own_way(
+    app, other_version, deliver, queued, old, new, policy
+):
+    before = other_version(bill, lock_scope="job", lock_key=old)
+    after = other_version(bill, **{"lock_key": old, "lock_on_conflict": policy, **new})
+    assert not before.delay(7, 1).duplicate
+    state = None
+    while state != states.SUCCESS:  # it may meet its own reservation, and come back
+        assert state in {None, states.RETRY}
+        message = queued()[-1]
+        sent = {name: value for name, value in message.items() if name not in {"task", "argsrepr", "kwargsrepr"}}
+        state, _ = deliver(after.app, "shop.bill", 7, 1, **sent)
+        wait_until(lambda: before.lock_info(7, 1) is None, "its key is free")
+    assert not before.delay(7, 1).duplicate
+
+
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")
+@pytest.mark.parametrize("new", [{"lock_limit": 3}, {"lock_rate": "100/m"}, {"lock_also": [Also("farm", limit=3)]}])
+def test_a_call_that_comes_during_a_run_with_a_new_limit_is_queued_as_before(app, other_version, deliver, queued, new):
+    """The run's message had the place in the queue of the old version."""
+
+    def charge(customer: int, amount: int) -> None:
+        during.append(before.delay(7, 2).duplicate)
+
+    during, common = [], {"lock_key": "customer:{customer}"}
+    before, after = other_version(charge, lock_scope="queue", **common), other_version(charge, **common, **new)
+    with busy(before.lock_for(7, 1)):
+        assert not before.delay(7, 1).duplicate
+    while not during:
+        message = queued()[-1]
+        sent = {name: value for name, value in message.items() if name not in {"task", "argsrepr", "kwargsrepr"}}
+        state, _ = deliver(after.app, "shop.charge", 7, 1, **sent)
+    assert state == states.SUCCESS
+    assert during == [False]
 
 
 def bill(customer: int, amount: int) -> None: ...

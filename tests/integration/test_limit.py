@@ -212,6 +212,20 @@ class TestAnAcquire:
         assert client.hgetall(keys_of(KEY).permit(2)) == {b"not": b"ours"}
 
 
+@pytest.mark.parametrize("permit", [1, 2])
+def test_a_room_leaves_a_key_alone_that_is_no_string(store, client, room, permit):
+    """It stood in line when another program stored that there."""
+    name = keys_of(KEY).permit(permit)
+    if permit == 2:
+        acquire(store, TWO, token("a"), 10.0)
+    client.hset(name, "not", "ours")
+    with pytest.raises(LockUnavailable, match="WRONGTYPE"):
+        store.stand(TWO, room, 10, None)
+    with pytest.raises(LockUnavailable, match="WRONGTYPE"):
+        store.leave(TWO, tokens.for_capacity(tokens.of_room(tokens.mint_nonce(), "host"), 2))
+    assert client.hgetall(name) == {b"not": b"ours"}
+
+
 class TestARoom:
     def test_is_offered_the_permit_that_is_released_and_calls_its_first_waiter_there(self, store, client, take, room):
         _, second = take("a"), take("b")

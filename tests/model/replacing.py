@@ -24,6 +24,7 @@ class Mistake(Enum):
     REPLACED_JOB_RETRIES = "the retry of a replaced run runs"
     COPY_RUNS_AGAIN = "a replaced run whose process has died runs again"
     NEWCOMER_BEFORE_THE_END = "the newcomer is granted the key as soon as the holder was asked to stop"
+    ASKS_AGAIN = "a request that is sent again stops a run that stood in line before the message"
     STOPS_ITSELF = "a call that is merged into the retry of the run that holds the key stops the whole job"
 
 
@@ -223,9 +224,14 @@ class Steps:
             case Stage.SENT:
                 job, label, said = world.jobs[publisher], "", world.at(publisher, Stage.OVER)
                 label = f"the publisher of job {job} says that it is sent"
-                if ticket and ticket.claim == (job, 0):
+                if ticket and ticket.claim == (job, 0) and not ticket.is_out:
                     said = said._replace(ticket=ticket._replace(is_out=True))
-                    yield self._stop(label, said, job, ticket.number)
+                    asked = self._stop(label, said, job, ticket.number)
+                    yield asked
+                    yield Step(f"{label}; the reply is lost", asked.world.at(publisher, Stage.SENT), asked.broken)
+                elif ticket and ticket.claim == (job, 0) and Mistake.ASKS_AGAIN in self.mistakes:
+                    asked = self._stop(f"{label} again", said, job, ticket.number)
+                    yield asked._replace(broken=Promise.REPLACED if asked.world != said else None)
                 elif Mistake.MARK_HITS_THE_NEXT in self.mistakes:
                     yield self._stop(label, said, job, job)
                 else:

@@ -25,6 +25,7 @@ FOUND_IN = {
     Mistake.REPLACED_JOB_RETRIES: (RETRIES, Promise.REPLACED),
     Mistake.COPY_RUNS_AGAIN: (DEATHS, Promise.REPLACED),
     Mistake.NEWCOMER_BEFORE_THE_END: (DEATHS, Promise.AT_MOST_N),
+    Mistake.ASKS_AGAIN: (DEATHS, Promise.REPLACED),
     Mistake.STOPS_ITSELF: (RETRIES, Promise.REPLACED),
 }
 KEY = "redislock:{k}"
@@ -107,7 +108,7 @@ def test_the_scripts_ask_whom_the_model_asks(store, locks, who):
     for job in ("older", "newer"):
         for asked_by in ("", "first"):
             locks.client.flushall()
-            reserve(store, locks)
+            reserve(store, locks, is_out=who != "the publisher")
             held = token("h", job, retries=1)
             locks.client.set(KEY, held + (f" <{asked_by}" if asked_by else ""), px=30_000)
             number = {"older": 1, "newer": 2, "first": 3, "": 0}
@@ -136,7 +137,7 @@ def test_the_scripts_ask_whom_the_model_asks(store, locks, who):
     ids=["another task's", "a cause", "cooling", "reserved", "eager", "a block", "foreign"],
 )
 def test_the_scripts_ask_nobody_else(store, locks, who, held):
-    reserve(store, locks)
+    reserve(store, locks, is_out=who != "the publisher")
     locks.client.set(KEY, held, px=30_000)
     store.ask(WHO_ASKS[who]())
     assert locks.client.get(KEY) == held.value
@@ -154,6 +155,18 @@ def test_a_publisher_that_comes_late_asks_nobody(store, locks):
     assert locks.client.keys("*:replaced:*") == []
 
 
+def test_a_publisher_that_asks_again_asks_no_other_run(store, locks):
+    """The reply was lost. Meanwhile the run that it asked has ended, and one that stood in line before has begun."""
+    reserve(store, locks, is_out=False)
+    locks.client.set(KEY, HELD, px=30_000)
+    assert store.send(commands.replace(KEY, TICKET, 60.0, []))
+    before = token("b", "before the ticket")
+    locks.client.set(KEY, before, px=30_000)
+    assert store.send(commands.replace(KEY, TICKET, 60.0, []))
+    assert locks.client.get(KEY) == before.value
+    assert locks.client.keys("*:replaced:*") == [f"{KEY}:replaced:older".encode()]
+
+
 def test_a_publisher_says_that_its_message_is_sent_and_keeps_its_place(store, locks):
     reserve(store, locks, is_out=False)
     assert store.send(commands.replace(KEY, TICKET, 60.0, []))
@@ -167,7 +180,7 @@ class TestWhoIsAsked:
         """A run that has the key, and is asked to stop."""
         owner = Owner(Demand(KEY), HELD)
         store.acquire(owner, 30.0, numbered=REPLACEABLE)
-        reserve(store, locks)
+        reserve(store, locks, is_out=False)
         store.ask(WHO_ASKS["the publisher"]())
         return owner
 

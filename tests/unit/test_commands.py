@@ -48,8 +48,8 @@ CALLED = Call(b"body", "rooms", 2.0, 3.0, 4.0, 5.0, 6, is_retry=True, stops_but=
         ),
         (
             lambda: commands.acquire(THREE, TOKEN, 1.5, claim=Claim(CLAIM, 7.25)),
-            (f"{KEY}:gone:{CLAIM}",),
-            ("CgGS", VALUE, "1500", OF_CLAIM, DAY, "3"),
+            (QUEUED, f"{KEY}:gone:{CLAIM}"),
+            ("CpPgGS", VALUE, "1500", OF_CLAIM, "7250", DAY, "3"),
         ),
         (lambda: commands.acquire(ONE, TOKEN, 1.5, numbered=Numbered(0)), (), ("M", VALUE, "1500", "")),
         (

@@ -11,7 +11,8 @@
 -- f key    the last fence of the lock; given only to ask for a fence
 -- W value  the call: the whole token that keeps a permit for the caller; given only if it waited and was called
 -- C value  the owner in the message's reservation, made from its claim; given only if it has one
--- p key    the place of the one message that may wait in the queue; given with C, if the capacity is 1
+-- p key    the place of the one message that may wait in the queue; given with C. With a capacity above 1, another
+--          version of the task may have reserved it
 -- P value  how long the place stays reserved if no permit is granted, in milliseconds
 -- g key    the note saying that the claim is no longer needed; given with C, if the capacity is above 1
 -- G value  how long that note lives, in milliseconds
@@ -224,9 +225,7 @@ local times = math.floor((runs - granted) / MAX_PERMITS) + 1
 if times > 1 then lease = whole(math.ceil(lease / times)) end
 -- An acquire without a reply is followed by a release of exactly its token. That release may arrive after this grant,
 -- so the permit must not keep that old token, even if the caller is its owner.
-if not store(names[granted], token, lease, values[granted] and 'XX' or 'NX') then
-  redis.call('GET', names[granted])  -- as above
-end
+store(names[granted], token, lease, values[granted] and 'XX' or 'NX')
 if state_of(values[granted]) == SEEN then
   mark(names[granted], token)
 end

@@ -93,11 +93,10 @@ local function mark(name, value)
 end
 
 -- Have the key `name` hold `token` for `ttl` milliseconds; forever if `ttl` is empty. `mode` is NX or XX, as for SET.
+-- To MGET, a key that is not a string looks free. It is not a lock's: this fails and ends the script.
 local function store(name, token, ttl, mode)
-  if ttl == '' then
-    return redis.call('SET', name, token, mode)
-  end
-  return redis.call('SET', name, token, mode, 'PX', ttl)
+  local expiry = ttl == '' and {} or {'PX', ttl}
+  if not redis.call('SET', name, token, mode, unpack(expiry)) then redis.call('GET', name) end
 end
 
 -- The ranks from this one on are virtual times, which are given out by acquire.lua. All others are times of the clock.
@@ -207,8 +206,8 @@ end
 local function offer_next(lock, line, number)
   local room = first_in_line(line, number)
   if not room then return false end
+  store(permit_name(lock, line, number), room, OFFER_MS, 'NX')
   redis.call('ZREM', line, room)
-  redis.call('SET', permit_name(lock, line, number), room, 'PX', OFFER_MS)
   hint(room, 'offer', lock)
   for _, later in ipairs(redis.call('ZRANGE', line, 0, 9)) do
     local heard = hint(later, 'soon', lock)

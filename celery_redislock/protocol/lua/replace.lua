@@ -11,14 +11,17 @@
 --         lost: it no longer is, because its run has begun or will not begin; nothing was asked
 --
 -- This may arrive late: by then another run may have the key, and even a newer call's. Only who still waits may ask.
+-- If it is sent twice, the second command asks nobody: a run that stood in line before the message may have the key.
 
 -- The prelude stands here.
 
 local lock, line, place = KEYS[1], KEYS[2], KEYS[3]
 local ticket = redis.call('GET', place)
 if not is_owned_by(ARGV[1], ticket) then return 'lost' end
-if state_of(ticket) == SENDING then redis.call('SETRANGE', place, 0, RESERVED) end
 redis.call('PEXPIRE', place, ARGV[2])
-local number = number_in(redis.call('HGET', named(line, ':pending'), 'number'))
-ask_to_stop(lock, line, ticket, whole(number), ARGV[3])
+if state_of(ticket) == SENDING then
+  redis.call('SETRANGE', place, 0, RESERVED)
+  local number = number_in(redis.call('HGET', named(line, ':pending'), 'number'))
+  ask_to_stop(lock, line, ticket, whole(number), ARGV[3])
+end
 return 'kept'

@@ -63,7 +63,7 @@ local mine = was_called or offered
 local next_rank = (another or was_called and offered) and '' or ARGV[3]
 
 local function take_mine()
-  redis.call('SET', names[mine], called, 'PX', CALLED_MS)
+  store(names[mine], called, CALLED_MS, values[mine] and 'XX' or 'NX')
   if next_rank == '' then
     redis.call('ZREM', line, room)
   else
