@@ -27,8 +27,8 @@ __all__ = [
 lock_acquired = Signal(name="lock_acquired", providing_args=["lock", "waited"])
 
 #: A run or a publish has found its key held. Arguments: ``key`` (in Redis), ``holder`` (`LockInfo`), ``policy`` (what
-#: happens now: the name of a policy, ``"always waits"`` for a copy, a successor or a message that has begun, or
-#: ``"return existing"`` at a publish).
+#: happens next: the name of a policy; ``"always waits"`` for a message that no policy applies to; or
+#: ``"return existing"`` for a call that is not sent).
 lock_conflict = Signal(name="lock_conflict", providing_args=["key", "holder", "policy"])
 
 #: A run has sent the release of its key, even if it had lost the key. Not sent if Redis cannot be reached.

@@ -34,7 +34,7 @@ COLUMNS = {
 #: The gauges of ``export``, without their prefix.
 METRICS = {
     "held": "Locks and permits that are held.",
-    "kept": "Keys that are kept and have no holder: queued, cooling, spent or offered.",
+    "kept": "Keys that are kept and have no holder: queued, being sent, cooling, spent or offered.",
     "reserved": "Those of them that are reserved for a message that has not started.",
     "waiting": "Messages that wait for a lock; a process in line whose messages are unknown counts as one.",
     "oldest_wait_seconds": "How long ago the first message in line was published.",

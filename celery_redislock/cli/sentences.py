@@ -81,7 +81,8 @@ Task {id} HAD TO WAIT: when it last asked, {conflict}. Nothing newer is known; n
     HOLDS_SOMEWHERE = "The task HOLDS a lock, but no worker that answered runs it."
     QUEUED = (
         "The task has NOT STARTED: its message is in the broker's queue, in a worker that did not answer, or lost. If"
-        " that worker is dead, {again}. If the queue is empty and no worker is silent, release the key; send it again."
+        " that worker is dead, {again}. If the queue is empty and no worker is silent, release the key and send the"
+        " task again."
     )
     SENDING = "The task has NOT STARTED: its publisher is sending its message, or died before it could confirm that."
     NEXT_ATTEMPT = "Its key is kept for its next attempt, which no worker that answered has."

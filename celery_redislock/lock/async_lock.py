@@ -86,7 +86,7 @@ class Lock(Handle):
     ) -> bool:
         """Acquire the key.
 
-        If the call is cancelled, the key is given back.
+        If the call is cancelled, the key is released.
 
         Args:
             sleep, blocking, blocking_timeout: Override the lock's own for this call.

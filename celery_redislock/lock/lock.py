@@ -88,7 +88,7 @@ class Lock(Handle):
         Raises:
             LockError: This object does not hold the lock.
             LockLost: The lock is no longer held.
-            LockUnavailable: Redis did not answer, or refused the command; it is sent again until the key expires.
+            LockUnavailable: Redis did not answer, or refused the release, which is sent again until the key expires.
         """
         entry = left = None
         try:

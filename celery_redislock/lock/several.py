@@ -204,7 +204,7 @@ class AsyncLocks(_Several[AsyncLock]):
     """`Locks` for coroutines."""
 
     async def acquire(self, blocking: bool | None = None, blocking_timeout: float | None = None) -> bool:
-        """Acquire all keys; see `Locks.acquire`. If the call is cancelled, they are given back."""
+        """Acquire all keys; see `Locks.acquire`. If the call is cancelled, they are released."""
         return await self._acquire(self._first_attempt(blocking, blocking_timeout)) is None
 
     async def _acquire(self, first: _Attempt[AsyncLock]) -> Refused[AsyncLock] | None:

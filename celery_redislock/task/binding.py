@@ -75,7 +75,7 @@ def checked_plan(app: Celery, cls: TaskClass, name: str) -> LockPlan:
         app, name, body.function, body.is_method, own, ignores_result=bool(cls.ignore_result), serializer=cls.serializer
     )
     has_own_key = plan.options.args is not None or plan.options.key is not None
-    warn_of_leftovers(cls, name, "" if has_own_key else " Its key is made of all its arguments.")
+    warn_of_leftovers(cls, name, "" if has_own_key else " Until then, its key is made of all its arguments.")
     if plan.options.on_conflict == "raise":
         expect(cls, LockConflict)
     spare_lost_locks(cls)

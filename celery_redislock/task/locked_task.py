@@ -232,7 +232,7 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
         """Do what `apply_async` does, in a thread, so that the event loop goes on.
 
         The message has the same parent and root as if this thread had sent it. If the call is cancelled after the
-        thread has begun, the message is sent all the same.
+        thread has begun, the message is still sent.
         """
         return await in_thread(bind(self), partial(self.apply_async, args, kwargs, **options))
 
@@ -301,7 +301,7 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
         )
 
     def lock_for(self, *args: Any, **kwargs: Any) -> Lock | Locks | NoLock:
-        """The lock of the call ``task(*args, **kwargs)``, for code outside the task. All its locks, if it has several.
+        """The lock of the call ``task(*args, **kwargs)``, for code outside the task; all its locks, if it has several.
 
         Arguments that do not affect the key may be omitted: if `lock_args` names ``account_id`` or a template has
         ``{account_id}``, both ``lock_for(7)`` and ``lock_for(account_id=7)`` work.
@@ -324,7 +324,7 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
         """Who holds the lock of the call ``task(*args, **kwargs)``; None if it is free.
 
         If `lock_limit` allows several holders, `LockInfo.others` lists the rest. If the call needs several keys, this
-        is about the first of them that it could not get now. Arguments may be omitted as in `lock_for`.
+        describes the first of them that it could not get now. Arguments may be omitted as in `lock_for`.
 
         Raises:
             TypeError, LockKeyError, LockConfigError: As in `lock_for`.

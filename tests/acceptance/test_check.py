@@ -70,7 +70,7 @@ error: shop.no_parameter: lock_args names 'date', which is not one of its parame
 error: shop.wrong_value: lock_scope = 'jobs' is not allowed; allowed: 'run' or 'job' or 'queue'; did you mean 'job'?
 warning: task shop.no_lock has lock_scope but no lock: add base=LockedTask
 warning: task shop.leftover: the option 'once' belongs to celery-once and has no effect here; instead, set
-    lock_args=['day'], lock_scope='job'. Its key is made of all its arguments.
+    lock_args=['day'], lock_scope='job'. Until then, its key is made of all its arguments.
 """
 
 

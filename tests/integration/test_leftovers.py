@@ -26,7 +26,7 @@ def define(app, request, log):
     return make
 
 
-ALL = " Its key is made of all its arguments."
+ALL = " Until then, its key is made of all its arguments."
 
 
 @pytest.mark.parametrize(
