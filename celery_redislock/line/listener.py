@@ -107,5 +107,5 @@ class Listener:
     def _deaf(self, error: NoPermissionError) -> None:
         if not self._said:
             self._said = True
-            text = "no right to subscribe to %s: %s; waiting messages look every second; allow the user channels %s:*"
+            text = "no right to subscribe to %s: %s; waiters check every second; allow the user channels %s:*"
             logger.warning(text, self._channels[0], describe(error), self._channels[0].rpartition(":")[0])

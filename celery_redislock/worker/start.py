@@ -59,7 +59,7 @@ def try_servers(instance: Any = None, **_: Any) -> None:
     """
     if spawns_children(instance):
         EARLY_ACKS.reader = None  # such children inherit no pipe
-        logger.warning("worker_pool_start_method is spawn: set acks_late, or a lost connection loses what waits")
+        logger.warning("worker_pool_start_method is spawn: set acks_late, or a lost connection loses waiting messages")
     plans = [task.lock_plan for task in instance.app.tasks.values() if isinstance(task, LockedTask)]
     for app in {plan.app for plan in plans if plan is not None and plan.enabled}:
         try_lock_server(app)

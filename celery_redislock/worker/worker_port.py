@@ -82,7 +82,7 @@ def hear_children(consumer: Any) -> None:
                     if readers.get(fd, (None,))[0] is read:
                         break
             except Exception:  # the other children, and the steps of the consumer, must not miss it
-                logger.exception("could not read what a child of the pool has written; the worker goes on stopping")
+                logger.exception("could not read what a child of the pool has written; the shutdown goes on")
         unheard = [job for job in tuple(getattr(pool, "_cache", {}).values()) if job._write_to and not job.accepted()]
         halves = [read for read, _ in tuple(readers.values()) if isgenerator(read)]
         if not readers or not (unheard or halves) or time.monotonic() > end:
