@@ -151,12 +151,7 @@ class Message:
         self.header = self.header.next(**changes)._replace(republished=True)
         self.delivery = self.delivery._replace(is_marked_begun=self.header.begun, is_republished=True)
         try:
-            publish_again(
-                *(self.task, self.request, self.header, delay),
-                headers=self.delivery.headers,
-                serializer=self.delivery.serializer,
-                natively=self._broker.delays_natively,
-            )
+            publish_again(self.task, self.request, self.header, delay, self.delivery)
         except SoftTimeLimitExceeded:
             raise
         except Exception as error:  # noqa: BLE001 - each broker has its own errors

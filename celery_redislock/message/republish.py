@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -91,15 +90,7 @@ class Broker:
 
 
 def publish_again(
-    task: Task[..., Any],
-    request: Context,
-    header: Header,
-    countdown: float,
-    *,
-    headers: Mapping[str, Any] | None = None,
-    serializer: str | None = None,
-    natively: bool = False,
-    producer: Any = None,
+    task: Any, request: Context, header: Header, countdown: float, delivery: Any, producer: Any = None
 ) -> None:
     """Publish the message of `request` again, to be tried after `countdown` seconds.
 
@@ -107,19 +98,18 @@ def publish_again(
     copies most of them, and this function adds the rest.
 
     Args:
-        task: The task of the message.
+        task: The `LockedTask` of the message.
         request: Celery's request for the message.
         header: The plugin's header that the message carries from now on.
         countdown: Seconds until the message is tried again.
-        headers: The user's own headers; None to take them from `request`.
-        serializer: The serializer of the message's body; None for the task's.
-        natively: Whether the broker, not the worker, delays the message.
+        delivery: What the worker knows about the message, as a `Delivery`.
         producer: The producer to publish with; None for one from the app's pool.
 
     Raises:
         Exception: Any error from the broker; the message was not sent.
     """
-    own_headers = custom_headers(request.headers if headers is None else headers)
+    own_headers = custom_headers(request.headers if delivery.headers is None else delivery.headers)
+    delays_natively = task.lock_plan.broker.delays_natively
     own = request.__dict__
     # What Celery's `signature_from_request` leaves out; None for what the message did not have.
     options: dict[str, Any] = {
@@ -127,8 +117,8 @@ def publish_again(
         "delivery_mode": (request.properties or {}).get("delivery_mode"),
         "argsrepr": own.get("argsrepr"),  # the caller may have set it to hide the arguments
         "kwargsrepr": own.get("kwargsrepr"),
-        "serializer": serializer,
-        "queue": queue_of(task.app, request, delays=bool(countdown)) if natively else None,
+        "serializer": delivery.serializer,
+        "queue": queue_of(task.app, request, delays=bool(countdown)) if delays_natively else None,
     }
     signature = Task.signature_from_request(  # Celery's own: the header has the lock options of the message
         task,

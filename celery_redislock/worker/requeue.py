@@ -99,18 +99,11 @@ def _publish(request: Request, producer: Any) -> bool:
     task: Any = request.task
     context = context_of(request)
     hide_headers(context)
-    delivery = request.delivery  # type: ignore[attr-defined] # it is a `LockedRequest`
-    pause, request.leaves_for = request.leaves_for, 0.0  # type: ignore[attr-defined] # as above
+    pause, request.leaves_for = request.leaves_for, 0.0  # type: ignore[attr-defined] # it is a `LockedRequest`
     header = Header.read(request.request_dict[HEADER])._replace(republished=True)
     request.request_dict[HEADER] = header.wire  # if publishing seems to fail, it may be queued and run here as well
     try:
-        publish_again(
-            *(task, context, header, pause),
-            headers=delivery.headers,
-            serializer=delivery.serializer,
-            natively=task.lock_plan.broker.delays_natively,
-            producer=producer,
-        )
+        publish_again(task, context, header, pause, request.delivery, producer)  # type: ignore[attr-defined] # as above
     except (OSError, OperationalError):
         raise
     except Exception as error:  # noqa: BLE001 - each serializer raises its own errors
