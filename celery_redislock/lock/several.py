@@ -137,12 +137,9 @@ class Locks(_Several[Lock]):
         """
         return self._acquire(self._first_attempt(blocking, blocking_timeout)) is None
 
-    def _acquire(self, first: _Attempt[Lock]) -> Refused[Lock] | None:
-        attempt: _Attempt[Lock] | None = first
-        refused: Refused[Lock] | None = None
-        while attempt is not None:
-            refused = self._try(attempt)
-            attempt = refused and self._next_attempt(attempt, refused)
+    def _acquire(self, attempt: _Attempt[Lock]) -> Refused[Lock] | None:
+        while (refused := self._try(attempt)) and (again := self._next_attempt(attempt, refused)):
+            attempt = again
         return refused
 
     def _try(self, attempt: _Attempt[Lock]) -> Refused[Lock] | None:
@@ -207,12 +204,9 @@ class AsyncLocks(_Several[AsyncLock]):
         """Acquire all keys; see `Locks.acquire`. If the call is cancelled, they are released."""
         return await self._acquire(self._first_attempt(blocking, blocking_timeout)) is None
 
-    async def _acquire(self, first: _Attempt[AsyncLock]) -> Refused[AsyncLock] | None:
-        attempt: _Attempt[AsyncLock] | None = first
-        refused: Refused[AsyncLock] | None = None
-        while attempt is not None:
-            refused = await self._try(attempt)
-            attempt = refused and self._next_attempt(attempt, refused)
+    async def _acquire(self, attempt: _Attempt[AsyncLock]) -> Refused[AsyncLock] | None:
+        while (refused := await self._try(attempt)) and (again := self._next_attempt(attempt, refused)):
+            attempt = again
         return refused
 
     async def _try(self, attempt: _Attempt[AsyncLock]) -> Refused[AsyncLock] | None:
