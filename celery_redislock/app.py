@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -226,17 +226,20 @@ def source_of(conf: Any) -> Source:
     configured = conf.get("redislock_url")
     if configured is not None:
         return Source("redislock_url", configured, {})
-    named: tuple[tuple[str, Any, Callable[[Any, str], Mapping[str, Any]]], ...] = (
-        ("broker_url", conf.broker_write_url, _of_broker),
-        ("result_backend", conf.result_backend, _of_result_backend),
-    )
-    for setting, given, options_of in named:
+    for setting, given, use_ssl in (
+        ("broker_url", conf.broker_write_url, "broker_use_ssl"),
+        ("result_backend", conf.result_backend, "redis_backend_use_ssl"),
+    ):
         url = ";".join(given) if isinstance(given, list | tuple) else given
         if is_redis(url):
             # Use only the first of several brokers: locks on two servers do not exclude each other.
             url = url.split(";")[0] if kind_of(url) == "standalone" else url
             transport_options = conf.get(OPTIONS_SETTINGS[setting]) or {}
-            return Source(setting, url, options_of(conf, url), str(transport_options.get("global_keyprefix") or ""))
+            options = _login(conf, url) if setting == "result_backend" else {}
+            if kind_of(url) == "sentinel":
+                options |= {name: value for name, value in transport_options.items() if name in _OF_SENTINELS}
+            options |= _of_tls(conf.get(use_ssl))
+            return Source(setting, url, options, str(transport_options.get("global_keyprefix") or ""))
     remedy = f"; {WITHOUT_REDIS}" if conf.get("task_always_eager") else ""
     raise LockConfigError(
         "neither the broker nor the result backend is Redis, so there is no server for the locks: set "
@@ -244,25 +247,12 @@ def source_of(conf: Any) -> Source:
     )
 
 
-def _of_broker(conf: Any, url: str) -> Mapping[str, Any]:
-    return {**_sentinels(conf.get("broker_transport_options"), url), **_of_tls(conf.get("broker_use_ssl"))}
-
-
-def _of_result_backend(conf: Any, url: str) -> Mapping[str, Any]:
+def _login(conf: Any, url: str) -> dict[str, Any]:
+    """The login that Celery's settings for a result backend have, which is not in its URL."""
     names = ("username", "password", "host", "port") if kind_of(url) == "standalone" else ("username", "password")
     login = {name: conf.get(f"redis_{name}") for name in names}
     login["credential_provider"] = conf.get("redis_backend_credential_provider")
-    return {
-        **{name: value for name, value in login.items() if value is not None},
-        **_sentinels(conf.get("result_backend_transport_options"), url),
-        **_of_tls(conf.get("redis_backend_use_ssl")),
-    }
-
-
-def _sentinels(transport_options: Mapping[str, Any] | None, url: str) -> Mapping[str, Any]:
-    if kind_of(url) != "sentinel":
-        return {}
-    return {name: value for name, value in (transport_options or {}).items() if name in _OF_SENTINELS}
+    return {name: value for name, value in login.items() if value is not None}
 
 
 def _of_tls(use_ssl: Any) -> Mapping[str, Any]:
