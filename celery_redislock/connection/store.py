@@ -16,28 +16,14 @@ from celery_redislock.errors import LockInfo, LockUnavailable
 from celery_redislock.protocol import commands
 from celery_redislock.protocol.hold import Hold, Owner
 from celery_redislock.protocol.names import Demand, keys_of
-from celery_redislock.protocol.replies import (
-    Called,
-    Conflict,
-    Finished,
-    Granted,
-    Merged,
-    NotDue,
-    Outstanding,
-    Renewed,
-    Reserved,
-    Stopped,
-    Superseded,
-)
+from celery_redislock.protocol.replies import Answer, Called, Conflict, Merged, Outstanding, Renewed, Reserved, meaning
 from celery_redislock.protocol.scripts import GRANTED, Call, Command, Note, Numbered, Passed, Reply, Tag
-from celery_redislock.protocol.tokens import Token, unescape
+from celery_redislock.protocol.tokens import Token
 
 from .connections import Connections
 from .outage import Outage
 from .sender import Sender
 
-#: The reply to an acquire.
-Answer = Granted | Conflict | Finished | NotDue | Superseded | Stopped
 #: A held lock, as `renew` needs it: its key, its token, and its lease in seconds.
 Lease = tuple[str, Token, float]
 
@@ -106,7 +92,7 @@ class LockStore:
             owner.hold = owner.hold.doubted(hold.asks)
             raise
         owner.hold = owner.hold.answered(hold.asks, reply[0])
-        return Granted.of(reply, sent_at) if reply[0] == GRANTED else _refusal(reply)
+        return meaning(reply, sent_at)
 
     def acquire_all(
         self, owners: Sequence[Owner], lease: float, note: str | None, fenced: Owner | None
@@ -131,7 +117,7 @@ class LockStore:
             raise
         for owner, hold, reply in zip(owners, asked, replies, strict=True):
             owner.hold = owner.hold.answered(hold.asks, reply[0])
-        return [Granted.of(one, sent_at) if one[0] == GRANTED else _refusal(one) for one in replies]
+        return [meaning(one, sent_at) for one in replies]
 
     def reserve(
         self, owner: Owner, ttl: float, passed: Passed, *, in_queue: bool = False, window: float | None = None
@@ -321,17 +307,3 @@ class LockStore:
         """
         reply, _, _ = self.ask(commands.inspect(demand))
         return None if reply[0] == Tag.FREE else Conflict.of(reply)
-
-
-def _refusal(reply: Reply) -> Conflict | Finished | NotDue | Superseded | Stopped:
-    """What the reply to an acquire that was not granted means."""
-    match reply[0]:
-        case Tag.FINISHED:
-            return Finished()
-        case Tag.DUE:
-            return NotDue(reply[1] / 1000, reply[2])
-        case Tag.EXPIRED | Tag.SUPERSEDED:
-            return Superseded(unescape(reply[1].decode(errors="replace")) if len(reply) > 1 else None)
-        case Tag.STOPPED:
-            return Stopped(unescape(reply[1].decode(errors="replace")))
-    return Conflict.of(reply)

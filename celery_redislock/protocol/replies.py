@@ -4,7 +4,7 @@ from typing import NamedTuple, Self
 
 from celery_redislock.errors import LockInfo
 
-from .scripts import Reply, Tag
+from .scripts import GRANTED, Reply, Tag
 from .tokens import Token, unescape
 
 
@@ -174,6 +174,26 @@ class Stopped(NamedTuple):
 
     task_id: str
     """The task that has replaced it."""
+
+
+#: What the reply to an acquire may be.
+Answer = Granted | Conflict | Finished | NotDue | Superseded | Stopped
+
+
+def meaning(reply: Reply, sent_at: float) -> Answer:
+    """Return what the reply to an acquire that was sent at `sent_at` means."""
+    if reply[0] == GRANTED:
+        return Granted.of(reply, sent_at)
+    match reply[0]:
+        case Tag.FINISHED:
+            return Finished()
+        case Tag.DUE:
+            return NotDue(reply[1] / 1000, reply[2])
+        case Tag.EXPIRED | Tag.SUPERSEDED:
+            return Superseded(unescape(reply[1].decode(errors="replace")) if len(reply) > 1 else None)
+        case Tag.STOPPED:
+            return Stopped(unescape(reply[1].decode(errors="replace")))
+    return Conflict.of(reply)
 
 
 class Renewed(NamedTuple):

@@ -19,7 +19,7 @@ from celery.app.task import Context
 from celery_redislock import signals
 from celery_redislock.app import server_of
 from celery_redislock.celery_port import tasks_of_this_thread
-from celery_redislock.connection.store import Answer, LockStore
+from celery_redislock.connection.store import LockStore
 from celery_redislock.errors import LockConfigError, LockInfo, LockLost, LockReplaced, LockUnavailable, shown
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.hold.keeper import LastWord
@@ -31,7 +31,7 @@ from celery_redislock.policy.join import Outcome
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.hold import ENDING, HELD, IN_DOUBT, OVER, Hold
 from celery_redislock.protocol.names import Demand, keys_of
-from celery_redislock.protocol.replies import Granted
+from celery_redislock.protocol.replies import Answer, Granted
 from celery_redislock.protocol.scripts import Claim, Note, Numbered
 from celery_redislock.protocol.several import in_order
 from celery_redislock.protocol.tokens import Token, call_at

@@ -15,7 +15,6 @@ from celery.exceptions import Ignore, TaskRevokedError
 
 from celery_redislock import signals
 from celery_redislock.app import WITHOUT_REDIS
-from celery_redislock.connection.store import Answer
 from celery_redislock.errors import LockConflict, LockInfo, LockUnavailable
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.lock.handle import check_fence, entry_of_context
@@ -37,7 +36,7 @@ from celery_redislock.policy.replace import end_replaced
 from celery_redislock.policy.skip import Skip, supersede
 from celery_redislock.policy.wait import LONGEST_PAUSE, SHORTEST_PAUSE, ComeBack, Waiting, sleep_until_due
 from celery_redislock.protocol.hold import IN_DOUBT
-from celery_redislock.protocol.replies import Conflict, Finished, Granted, NotDue, Stopped, Superseded
+from celery_redislock.protocol.replies import Answer, Conflict, Finished, Granted, NotDue, Stopped, Superseded
 
 from .execution import Execution, held_by_request
 
