@@ -14,16 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from celery import Celery, Task
 
+from celery_redislock import celery_port
 from celery_redislock.app import is_nobodys
-from celery_redislock.celery_port import (
-    all_apps,
-    bound_tasks,
-    declared_by,
-    is_default,
-    maker_of_task,
-    retried_body,
-    set_retried_body,
-)
 from celery_redislock.errors import LockConfigError, LockConflict, LockLost, LockReplaced
 from celery_redislock.options import ATTRIBUTES
 from celery_redislock.policy.raise_ import expect
@@ -98,7 +90,7 @@ def checked_name(app: Celery, cls: TaskClass) -> str:
     Raises:
         LockConfigError: The class has a second task, which is not registered then, or its task has options of its own.
     """
-    known, name = bound_tasks(app), cls.name or app.gen_task_name(str(cls.__name__), cls.__module__)
+    known, name = celery_port.bound_tasks(app), cls.name or app.gen_task_name(str(cls.__name__), cls.__module__)
     if "_decorated" in vars(cls) and type(known.get(name)) is cls:  # a class of its own: no need to look at all tasks
         return name
     tasks: list[Any] = [*{task.name: task for task in known.values() if type(task) is cls}.values()]  # not its aliases
@@ -117,10 +109,10 @@ def guard_body(app: Celery, cls: TaskClass, name: str, is_locked: Callable[[], b
     if not hasattr(body.function, "__redislock__"):
         guarded = guard(cls, name, body.function, is_locked)
         setattr(cls, "run", guarded if body.is_method else staticmethod(guarded))  # noqa: B010 - mypy
-    task = bound_tasks(app).get(name)
-    original = retried_body(task)
+    task = celery_port.bound_tasks(app).get(name)
+    original = celery_port.retried_body(task)
     if original is not None and not hasattr(original, "__redislock__"):
-        set_retried_body(task, guard(cls, name, original, is_locked))
+        celery_port.set_retried_body(task, guard(cls, name, original, is_locked))
 
 
 def own_options(cls: TaskClass) -> dict[str, Any]:
@@ -194,12 +186,13 @@ def is_given(app: Celery) -> bool:
     A shared task belongs to all apps equally. It counts as another app's if another app is set up, unless `app` is the
     default app, as a worker's app is.
     """
-    maker, function = maker_of_task()
+    maker, function = celery_port.maker_of_task()
     match maker:
         case "app.task":  # the decorator of any app, this one included
-            return not any(declared is function for declared in declared_by(app))
+            return not any(declared is function for declared in celery_port.declared_by(app))
         case "shared_task":
-            return not is_default(app) and any(other is not app and not is_nobodys(other) for other in all_apps())
+            others = (other for other in celery_port.all_apps() if other is not app)
+            return not celery_port.is_default(app) and not all(map(is_nobodys, others))
     return False
 
 
