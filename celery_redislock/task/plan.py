@@ -6,7 +6,6 @@ reserved for a message.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache, lru_cache
@@ -103,7 +102,9 @@ class LockPlan:
         self._of_call = lru_cache(_CALLS_KEPT, typed=True)(self._resolve)
         if options.arguments != "first":
             check_serializer(task, serializer)
-        signature = _signature(body, is_method)
+        signature = signature_of(body)
+        if is_method:
+            signature = signature.replace(parameters=[*signature.parameters.values()][1:])
         first, *others = options.key if isinstance(options.key, tuple) else (options.key,)
         self.keys = KeyMaker(task, signature, options.args, first)
         #: Make the names of the other keys that each run needs: the rest of `lock_key`, and `lock_also`.
@@ -271,13 +272,6 @@ class LockPlan:
         if is_worker and "@" not in str(hostname):  # as in a worker of `celery.contrib.testing`
             hostname = f"celery@{hostname}"
         return tokens.origin(hostname, self.task)
-
-
-def _signature(body: Callable[..., Any], is_method: bool) -> inspect.Signature:
-    signature = signature_of(body)
-    if not is_method:
-        return signature
-    return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
 class LockAttributes:
