@@ -25,16 +25,8 @@ def begin(sender: Any = None, **_: Any) -> None:
     """Called by Celery's signal `worker_init`: prepare the worker, and connect to its later signals."""
     remote_control.connect()
     worker_shutting_down.connect(EARLY_ACKS.read, weak=False)  # the event loop may no longer do this
-    # These log, and Celery sets up its logging only after worker_init.
-    celeryd_after_setup.connect(warn_of_unlocked_tasks, weak=False)
-    celeryd_after_setup.connect(try_servers, weak=False)
+    celeryd_after_setup.connect(try_servers, weak=False)  # it logs, and Celery sets up its logging only then
     prepare(sender)
-
-
-def warn_of_unlocked_tasks(instance: Any = None, **_: Any) -> None:
-    """Warn about tasks that have lock options but are not a `LockedTask`, so that the options do nothing."""
-    for _name, warning in unlocked_tasks(instance.app):
-        logger.warning(warning)
 
 
 def prepare(sender: Any) -> None:
@@ -55,8 +47,11 @@ def prepare(sender: Any) -> None:
 def try_servers(instance: Any = None, **_: Any) -> None:
     """Try the lock server if a task needs it, and log its address and any problems. Called before the pool starts.
 
-    Also log what the broker, or the pool, cannot do for locked tasks.
+    Also log what the broker, or the pool, cannot do for locked tasks, and which tasks have lock options but are not a
+    `LockedTask`, so that the options do nothing.
     """
+    for _name, warning in unlocked_tasks(instance.app):
+        logger.warning(warning)
     if spawns_children(instance):
         EARLY_ACKS.reader = None  # such children inherit no pipe
         logger.warning("worker_pool_start_method is spawn: set acks_late, or a lost connection loses waiting messages")
