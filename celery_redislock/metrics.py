@@ -130,14 +130,10 @@ def connect() -> None:
     signals.lock_conflict.connect(_met, weak=False)
     signals.lock_released.connect(_released, weak=False)
     signals.lock_lost.connect(_lost, weak=False)
-    by = {
-        signals.lock_merged: MERGED,
-        signals.lock_replaced: REPLACED,
-        signals.lock_superseded: SUPERSEDED,
-        signals.lock_unavailable: UNAVAILABLE,
-    }
-    for signal, counter in by.items():
-        signal.connect(partial(_count, counter), weak=False, dispatch_uid=__name__)
+    signals.lock_merged.connect(partial(_count, MERGED), weak=False, dispatch_uid=__name__)
+    signals.lock_replaced.connect(partial(_count, REPLACED), weak=False, dispatch_uid=__name__)
+    signals.lock_superseded.connect(partial(_count, SUPERSEDED), weak=False, dispatch_uid=__name__)
+    signals.lock_unavailable.connect(partial(_count, UNAVAILABLE), weak=False, dispatch_uid=__name__)
     worker_init.connect(_begin_worker, weak=False)
     if _IS_MULTI_PROCESS:
         worker_process_init.connect(_name_by_index, weak=False)
