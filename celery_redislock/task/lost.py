@@ -102,6 +102,11 @@ def attempts_before(request: Mapping[str, Any]) -> int:
     return retries if type(retries) is int and retries > 0 else 0
 
 
+def may_retry(task: Task[..., Any], request: Mapping[str, Any]) -> bool:
+    """Whether the run of `request` is not the last that the task's `max_retries` allows."""
+    return task.max_retries is None or attempts_before(request) < task.max_retries
+
+
 def next_attempt(
     task: Task[..., Any],
     plan: LockPlan,
@@ -114,11 +119,8 @@ def next_attempt(
 
     `options` are the lock options of the run's message. The others are as for `NextAttempt`.
     """
-    if not hands_over(options):
-        return None
-    if task.max_retries is not None and attempts_before(request) >= task.max_retries:
-        return None
-    return NextAttempt(plan, request, nonce, reservation)
+    is_inherited = hands_over(options) and may_retry(task, request)
+    return NextAttempt(plan, request, nonce, reservation) if is_inherited else None
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from celery_redislock.policy import Ended, Place, Verdict
 from celery_redislock.policy.skip import Skipped, store_revoked
 from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.tokens import Attempt, mint_nonce
-from celery_redislock.task.lost import attempts_before, in_hook, next_attempt
+from celery_redislock.task.lost import attempts_before, in_hook, may_retry, next_attempt
 from celery_redislock.task.plan import LockPlan, give_up_reservation
 
 from . import worker_port
@@ -162,8 +162,7 @@ class LockedRequest(Request):
         header = Header.read(self.request_dict.get(HEADER))
         is_given_back = self.delivery.acks_at_begin and not self.acknowledged and header.died + 1 < MOST_DEATHS
         is_requeued = bool(task.acks_late and task.reject_on_worker_lost)
-        may_retry = task.max_retries is None or attempts_before(self.request_dict) < task.max_retries
-        is_retried = bool(getattr(task, "retry_on_worker_lost", False)) and may_retry
+        is_retried = bool(getattr(task, "retry_on_worker_lost", False)) and may_retry(task, self.request_dict)
         return not was_revoked(self) and (is_given_back or is_requeued or is_retried)
 
     def revoked(self) -> bool:
