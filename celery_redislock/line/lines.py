@@ -347,5 +347,4 @@ class Lines:
     @property
     def next_at(self) -> float:
         """When there is something to do, by `time.monotonic()`."""
-        at: float = self._timers.lowest
-        return at
+        return float(self._timers.lowest)

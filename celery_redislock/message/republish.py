@@ -45,8 +45,7 @@ class Broker:
     def visibility_timeout(self) -> float:
         """Seconds without an ack after which the broker delivers a message again."""
         options = self._app.conf.broker_transport_options or {}
-        configured = options.get("visibility_timeout")
-        return float(configured) if configured else DEFAULT_VISIBILITY_TIMEOUT
+        return float(options.get("visibility_timeout") or DEFAULT_VISIBILITY_TIMEOUT)
 
     @property
     def overdue_after(self) -> float:

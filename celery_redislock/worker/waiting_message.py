@@ -263,8 +263,7 @@ def _policy_deadlines(request: Any, header: Header, since: float) -> list[float]
 
 def _must_leave_at(request: Any) -> float:
     """When the message must be published again, by `time.monotonic()`."""
-    at: float = request.received_at + LONGEST_WAIT * request.task.lock_plan.broker.visibility_timeout
-    return at
+    return float(request.received_at + LONGEST_WAIT * request.task.lock_plan.broker.visibility_timeout)
 
 
 def must_leave(request: Any) -> bool:

@@ -138,8 +138,7 @@ def has_rate_token(consumer: Any, name: str, before: int) -> bool:
     bucket = bucket_of(consumer, name)
     if bucket is None:
         return True
-    seconds: float = copy.copy(bucket).expected_time(before + 1)  # this changes the bucket, so use a copy
-    return seconds <= SOON
+    return bool(copy.copy(bucket).expected_time(before + 1) <= SOON)  # this changes the bucket, so use a copy
 
 
 def run_limited(consumer: Any, request: Request) -> None:
