@@ -110,9 +110,7 @@ class Sender:
                 raise LockUnavailable(key, describe(error)) from error
             raise
         self._answered = True
-        outage = self.outage_of(key)
-        if outage.since is not None:
-            outage.answered(command.script)
+        self.outage_of(key).answered(command.script)
         return reply, sent_at, resent
 
     def ask_all(self, commands: Sequence[Command], undo: Callable[[], Sequence[Command]]) -> tuple[list[Reply], float]:
