@@ -36,7 +36,6 @@ from .early_acks import EARLY_ACKS
 from .lock_events import lock_events_of
 from .remote_control import RUN_COUNTS
 from .waiting import WaitingRoom, waiting_room_of
-from .worker_port import context_of, forget_run, was_cancelled, was_revoked
 
 logger = logging.getLogger(__name__)
 
@@ -163,11 +162,11 @@ class LockedRequest(Request):
         is_given_back = self.delivery.acks_at_begin and not self.acknowledged and header.died + 1 < MOST_DEATHS
         is_requeued = bool(task.acks_late and task.reject_on_worker_lost)
         is_retried = bool(getattr(task, "retry_on_worker_lost", False)) and may_retry(task, self.request_dict)
-        return not was_revoked(self) and (is_given_back or is_requeued or is_retried)
+        return not worker_port.was_revoked(self) and (is_given_back or is_requeued or is_retried)
 
     def revoked(self) -> bool:
         """Whether the message was revoked, was dropped or has expired. If so, its reservation is released."""
-        if was_revoked(self):
+        if worker_port.was_revoked(self):
             return True
         other = state.requests.get(self.id)
         with in_hook():
@@ -188,7 +187,7 @@ class LockedRequest(Request):
     def _drop(self) -> None:
         """End the message as the policy ``skip`` would. If this process dies before the ack, it is delivered again."""
         verdict = Verdict("drop", Skipped.DROPPED, Skipped.DROPPED.text)
-        store_revoked(self.task, context_of(self), verdict.text)
+        store_revoked(self.task, worker_port.context_of(self), verdict.text)
         self._announce(verdict)
         self.acknowledge()
 
@@ -254,7 +253,7 @@ class LockedRequest(Request):
         if is_given_back and room is not None and self._give_back(room):
             return None
         if not return_ok:  # after a lost worker, Celery may publish a new attempt with the headers of this one
-            hide_headers(context_of(self))
+            hide_headers(worker_port.context_of(self))
         if verdict.runs_again if verdict is not None else is_requeued(self.task, error):
             CHILDREN.keep_reservation(self.worker_pid, self.delivery.nonce)
         result = super().on_failure(exc_info, send_failed_event, return_ok)
@@ -262,7 +261,7 @@ class LockedRequest(Request):
             self._announce(verdict)
         # The run has ended, perhaps before its body began, so ack now. Do not ack if a cold shutdown has cancelled
         # the run: the broker must deliver its message again.
-        if not self.task.acks_late and not was_cancelled(self):
+        if not self.task.acks_late and not worker_port.was_cancelled(self):
             self.acknowledge()
         return result
 
@@ -282,18 +281,18 @@ class LockedRequest(Request):
             logger.error(text, which, header.died - 1, extra=about)
             return False
         logger.warning("%s: its process died before the task began; its message is delivered again", which, extra=about)
-        forget_run(self)
+        worker_port.forget_run(self)
         self.request_dict[HEADER] = header.wire
         room.send_on(self, header)
         return True
 
     def _wait(self, room: WaitingRoom, verdict: Verdict, place: Place) -> None:
         """Put the message in line, unless its run was terminated."""
-        if was_revoked(self):  # by a terminate, which has acked the message
+        if worker_port.was_revoked(self):  # by a terminate, which has acked the message
             worker_port.task_ready(self)
             return
         CHILDREN.keep_reservation(self.worker_pid, self.delivery.nonce)
-        forget_run(self)  # this also saves memory: thousands of messages may wait
+        worker_port.forget_run(self)  # this also saves memory: thousands of messages may wait
         place = place.shared()
         self._waited_for = place.wants or (place.demand,)
         self.request_dict[HEADER] = place.header.wire

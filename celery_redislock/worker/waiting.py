@@ -28,7 +28,6 @@ from .handover import Handover, channel_of
 from .slots import SemaphoreSlots, Slots, drained, keep_unacked, let_go, open_windows, scale_up
 from .starter import GatedSlots, SoloSlots, Starter
 from .waiting_message import Drop, WaitingMessage, has_ended, must_leave, revoked_among
-from .worker_port import is_behind_semaphore, most_prefetched
 
 _WAITING_ROOM = "_redislock_waiting_room"
 #: While messages wait, the seconds between two checks for those that were revoked, for which Celery has no hook, and
@@ -138,7 +137,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         hooks = (self._ask_rooms, self._starter.wake_up, self._is_waited)
         if isinstance(consumer.pool, solo.TaskPool):
             return SoloSlots(consumer, *hooks, run_calls=self._run_calls)
-        if consumer.hub is not None and is_behind_semaphore(consumer):
+        if consumer.hub is not None and worker_port.is_behind_semaphore(consumer):
             return SemaphoreSlots(consumer, *hooks)
         return GatedSlots(consumer, *hooks)
 
@@ -163,7 +162,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         plan = request.task.lock_plan
         if consumer is None or (count >= plan.waiting_limit and plan.options.fair is None):
             return False
-        most = most_prefetched(consumer)
+        most = worker_port.most_prefetched(consumer)
         if consumer.qos is None or (most and consumer.qos.value >= most):
             return False
         return request.may_leave or not must_leave(request)
