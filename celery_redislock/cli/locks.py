@@ -17,8 +17,7 @@ from celery import Celery
 from redis.exceptions import AskError, ResponseError
 
 from celery_redislock.app import keyprefix_of, server_of, settings_of
-from celery_redislock.connection.cluster_client import ClusterClient
-from celery_redislock.connection.connect import address
+from celery_redislock.connection.connect import address, servers_behind
 from celery_redislock.errors import shown
 from celery_redislock.hold.held_lock import INTERVAL
 from celery_redislock.options import resolve_settings
@@ -182,7 +181,7 @@ class Locks:
 
     def _scan(self, pattern: str) -> Iterator[Row]:
         """The locks whose keys match `pattern`. In rare cases the same lock is returned twice."""
-        for node in self._nodes:
+        for node in servers_behind(self._server.client):
             cursor: Any = None
             while cursor != 0:
                 answer: Any = node.scan(cursor or 0, match=_bytes(pattern), count=PAGE, _type="string")
@@ -214,7 +213,7 @@ class Locks:
         """The nodes to ask for a key, one after the other, each with whether to send ASKING."""
         if first is not None:
             yield first, False
-        nodes = self._nodes
+        nodes = servers_behind(self._server.client)
         yield from ((node, False) for node in nodes)
         yield from ((node, True) for node in nodes)
 
@@ -238,12 +237,6 @@ class Locks:
             calls = None
         merged = calls and Calls.of(token, *calls)
         return Row(part, token, left / 1000 if left >= 0 else None, waits, frozenset(outside), merged)
-
-    @property
-    def _nodes(self) -> list[redis.Redis]:
-        """The servers that together have all keys: the primaries of a Cluster, or the one server."""
-        client = self._server.client
-        return client.primaries() if isinstance(client, ClusterClient) else [client]
 
 
 def _ask(node: redis.Redis, parts: Sequence[LockPart], *, asking: bool) -> list[tuple[Any, ...]]:

@@ -256,6 +256,15 @@ def command_time(client: redis.Redis | ClusterClient) -> float:
     return time_outs(options_of(client.connection_pool)) + sum(map(command_time, sentinels_of(client)))
 
 
+def servers_behind(client: redis.Redis | ClusterClient) -> list[redis.Redis]:
+    """Return clients of the servers that together have all keys: a Cluster's primaries, or the one server.
+
+    Raises:
+        RedisError: No node of the Cluster answers.
+    """
+    return client.primaries() if isinstance(client, ClusterClient) else [client]
+
+
 def disconnect(client: redis.Redis | ClusterClient) -> None:
     """Close the connections of a client from `connect`."""
     if isinstance(client, ClusterClient):

@@ -10,7 +10,7 @@ from celery.worker import state
 from redis.exceptions import RedisError, ResponseError
 
 from celery_redislock.app import server_of
-from celery_redislock.connection.cluster_client import ClusterClient
+from celery_redislock.connection.connect import servers_behind
 from celery_redislock.task.locked_task import LockedTask
 
 from .children import run_of
@@ -56,9 +56,8 @@ def is_up(app: Any) -> bool | None:
     """Whether the lock server of `app` answers, on a Cluster every primary; None where `gauges_of` is empty."""
     if waiting_room_of(app) is None:
         return None
-    client: Any = server_of(app).client
     try:
-        for node in client.primaries() if isinstance(client, ClusterClient) else [client]:
+        for node in servers_behind(server_of(app).client):
             node.time()
     except ResponseError:  # it answers, but its user may not ask for the time
         return True

@@ -21,7 +21,7 @@ from redis.sentinel import MasterNotFoundError
 from celery_redislock.app import client_of, settings_of, source_of
 from celery_redislock.connection.cluster import NodeConnections
 from celery_redislock.connection.cluster_client import ClusterClient
-from celery_redislock.connection.connect import OPTIONS_SETTINGS, address, disconnect
+from celery_redislock.connection.connect import OPTIONS_SETTINGS, address, disconnect, servers_behind
 from celery_redislock.connection.connections import Connections
 from celery_redislock.errors import describe
 from celery_redislock.message.republish import DEFAULT_VISIBILITY_TIMEOUT, Broker
@@ -60,7 +60,7 @@ def try_lock_server(app: Celery) -> bool:
         connections = NodeConnections(client, 1) if isinstance(client, ClusterClient) else Connections(client)
         try:
             _try_out(connections.ask, Demand(redis_key(prefix, f"worker start:{tokens.mint_nonce()}")))
-            infos = _infos(client.primaries() if isinstance(client, ClusterClient) else [client])
+            infos = _infos(servers_behind(client))
             warn_of_age(infos, where, setting)
             warn_of_eviction(infos, where)
             if isinstance(client, redis.Redis):  # each node of a Cluster has its own clock and timeout
