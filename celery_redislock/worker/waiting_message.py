@@ -84,25 +84,9 @@ class WaitingMessage(Waiter):
 
     # Thousands of messages may wait, so each keeps as little as possible.
     __slots__ = (
-        "_asks_if_cooling",
-        "_leaves_at",
-        "_published",
-        "_room",
-        "_since",
-        "_worker",
-        "called",
-        "claim",
-        "deadline",
-        "demand",
-        "has_slot",
-        "is_asleep",
-        "joins",
-        "lost_at",
-        "number",
-        "rank",
-        "request",
-        "wants",
-        "watches",
+        *("deadline", "demand", "is_asleep", "lost_at", "number", "rank", "wants", "watches"),  # those of each `Waiter`
+        *("called", "claim", "has_slot", "joins", "request"),
+        *("_asks_if_cooling", "_leaves_at", "_published", "_room", "_since", "_worker"),
     )
 
     look_every = 1.0
