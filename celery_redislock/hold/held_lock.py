@@ -180,19 +180,8 @@ class HeldLock(Term):
     """
 
     __slots__ = (
-        "__weakref__",
-        "_lost",
-        "_others",
-        "calls",
-        "fence",
-        "hold",
-        "max_hold",
-        "on_asked",
-        "on_lost",
-        "permit",
-        "replaced",
-        "stop_at",
-        "store",
+        *("calls", "fence", "hold", "max_hold", "on_asked", "on_lost", "permit", "replaced", "stop_at", "store"),
+        *("__weakref__", "_lost", "_others"),
     )
 
     def __init__(
