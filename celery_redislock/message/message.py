@@ -20,7 +20,7 @@ from celery_redislock.protocol.tokens import Attempt, mint_nonce
 
 from .delivery import STOPS, Delivery, Facts
 from .header import HEADER, NO_HEADER, Header
-from .republish import Broker, publish_again
+from .republish import Broker, confirmed, publish_again
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +151,8 @@ class Message:
         self.header = self.header.next(**changes)._replace(republished=True)
         self.delivery = self.delivery._replace(is_marked_begun=self.header.begun, is_republished=True)
         try:
-            publish_again(self.task, self.request, self.header, delay, self.delivery)
+            with confirmed(self.task) as producer:
+                publish_again(self.task, self.request, self.header, delay, self.delivery, producer)
         except SoftTimeLimitExceeded:
             raise
         except Exception as error:  # noqa: BLE001 - each broker has its own errors

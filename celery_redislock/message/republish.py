@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -10,6 +13,7 @@ from celery import Celery, Task
 from celery.app.task import Context
 from celery.utils.quorum_queues import detect_quorum_queues
 from kombu import Exchange, Queue
+from kombu.exceptions import OperationalError
 
 from celery_redislock.protocol.scripts import NOTE_TTL
 
@@ -24,6 +28,8 @@ DEFAULT_VISIBILITY_TIMEOUT = 1800.0
 OVERDUE = 0.9
 #: How long the note of a message that was only republished lives, in addition to two visibility timeouts, in seconds.
 SHORT_NOTE_TTL = 3600.0
+#: Maximum seconds to wait until RabbitMQ has stored what was published again.
+STORED_WITHIN = 10.0
 #: While RabbitMQ delays a message natively, its routing key begins with 28 words, one for each bit of the delay.
 #: Source: `kombu.transport.native_delayed_delivery`.
 _DELAY_WORDS = re.compile(r"^(?:[01]\.){28}")
@@ -59,8 +65,13 @@ class Broker:
         The shortest native delay is one second. With any other broker, the worker keeps a message until its countdown
         ends.
         """
+        return self.is_rabbitmq and bool(detect_quorum_queues(self._app, "amqp")[0])
+
+    @cached_property
+    def is_rabbitmq(self) -> bool:
+        """Whether the broker is RabbitMQ, or another that speaks AMQP."""
         with self._app.connection_for_write() as connection:
-            return bool(detect_quorum_queues(self._app, connection.transport.driver_type)[0])
+            return bool(connection.transport.driver_name == "py-amqp")
 
     @property
     def shortest_delay(self) -> float:
@@ -88,9 +99,54 @@ class Broker:
         return (SHORT_NOTE_TTL if is_sent_back_only else NOTE_TTL) + 2 * self.visibility_timeout
 
 
-def publish_again(
-    task: Any, request: Context, header: Header, countdown: float, delivery: Any, producer: Any = None
-) -> None:
+@contextmanager
+def confirmed(task: Any) -> Iterator[Any]:
+    """A producer for messages of `task`. At the end of the block, the broker has stored all that was published with it.
+
+    Without being asked, RabbitMQ does not say whether it has: a connection may be dead, and a queue full. Other brokers
+    answer each publish.
+
+    Raises:
+        Exception: The broker may have stored only some of the messages, or none.
+    """
+    with task.app.producer_or_acquire() as pooled:
+        if not task.lock_plan.broker.is_rabbitmq:
+            yield pooled
+            return
+        connection, numbers, unconfirmed = pooled.connection, itertools.count(1), set[int]()
+
+        def open_channel() -> Any:
+            return connection.ensure_connection(max_retries=1, interval_start=0).channel()
+
+        # The first command on a connection that has been idle shows whether it is dead. If so, connect again, once.
+        channel = connection.ensure(connection, open_channel, max_retries=1, interval_start=0)()
+        publish = channel.basic_publish
+
+        def count(*args: Any, **kwargs: Any) -> Any:
+            unconfirmed.add(next(numbers))
+            return publish(*args, **kwargs)
+
+        def store(number: int, multiple: bool) -> None:
+            unconfirmed.difference_update([one for one in unconfirmed if one == number or (multiple and one < number)])
+
+        def refuse(number: int, multiple: bool) -> None:
+            raise OperationalError("RabbitMQ has refused a message, perhaps because its queue is full")
+
+        try:
+            channel.confirm_select()
+            channel.basic_publish = count
+            channel.events["basic_ack"].add(store)
+            channel.events["basic_nack"].add(refuse)
+            yield task.app.amqp.Producer(channel, auto_declare=False)
+            while unconfirmed:
+                connection.drain_events(timeout=STORED_WITHIN)
+            channel.close()
+        except BaseException:
+            connection.collect()  # without a command, which might never be answered
+            raise
+
+
+def publish_again(task: Any, request: Context, header: Header, countdown: float, delivery: Any, producer: Any) -> None:
     """Publish the message of `request` again, to be tried after `countdown` seconds.
 
     Its id, arguments, canvas, headers, priority, queue and expiry stay the same. Celery's `signature_from_request`
@@ -102,14 +158,13 @@ def publish_again(
         header: The plugin's header that the message carries from now on.
         countdown: Seconds until the message is tried again.
         delivery: What the worker knows about the message, as a `Delivery`.
-        producer: The producer to publish with; None for one from the app's pool.
+        producer: The producer to publish with, from `confirmed`.
 
     Raises:
         Exception: Any error from the broker; the message was not sent.
     """
     own_headers = custom_headers(request.headers if delivery.headers is None else delivery.headers)
-    delays_natively = task.lock_plan.broker.delays_natively
-    own = request.__dict__
+    own, broker = request.__dict__, task.lock_plan.broker
     # What Celery's `signature_from_request` leaves out; None for what the message did not have.
     options: dict[str, Any] = {
         "compression": own.get("compression"),
@@ -117,8 +172,13 @@ def publish_again(
         "argsrepr": own.get("argsrepr"),  # the caller may have set it to hide the arguments
         "kwargsrepr": own.get("kwargsrepr"),
         "serializer": delivery.serializer,
-        "queue": queue_of(task.app, request, delays=bool(countdown)) if delays_natively else None,
     }
+    if broker.is_rabbitmq:
+        options["retry"] = False  # on another connection, nothing would be confirmed
+        if broker.delays_natively and countdown:
+            options["queue"] = queue_of(task.app, request)
+        elif delivery.queue is not None:
+            options.update(to_queue(delivery.queue))
     signature = Task.signature_from_request(  # Celery's own: the header has the lock options of the message
         task,
         request,
@@ -137,11 +197,21 @@ def publish_again(
     )
 
 
-def queue_of(app: Celery, request: Context, *, delays: bool) -> Queue | None:
+def to_queue(name: str) -> dict[str, Any]:
+    """The options that send a message straight to a queue of RabbitMQ, which is not declared.
+
+    Through the message's exchange, every other queue that is bound to it would get a copy; and if the queue no longer
+    is, none would.
+    """
+    queue = Queue(name, Exchange(""), name, no_declare=True)
+    return {"queue": queue, "exchange": "", "routing_key": name}
+
+
+def queue_of(app: Celery, request: Context) -> Queue | None:
     """The queue that the message of `request` came from; None if the message does not say.
 
-    This matters if the broker `delays` the message natively: Celery binds this queue to the exchange for delayed
-    messages. If no queue is given, Celery binds the default queue.
+    RabbitMQ delays the message, and then delivers it through this queue's exchange, to which Celery binds the queue. If
+    no queue is given, Celery binds the default queue.
     """
     info = request.delivery_info or {}
     # A message that was delayed does not come from its own exchange, but from one of 29 for delays.
@@ -151,9 +221,8 @@ def queue_of(app: Celery, request: Context, *, delays: bool) -> Queue | None:
     for queue in app.amqp.queues.values():
         if queue.routing_key == routing_key and (was_delayed or exchange == queue.exchange.name):
             return queue
-    # No queue of the app has this routing key: the message's queue is bound by a pattern. Without a delay, the message
-    # goes to the exchange that it came from; a queue named here would be declared.
-    return Queue(routing_key, Exchange(exchange, "topic"), routing_key) if delays else None
+    # No queue of the app has this routing key: the message's queue is bound by a pattern.
+    return Queue(routing_key, Exchange(exchange, "topic"), routing_key)
 
 
 def custom_headers(headers: Any) -> dict[str, Any]:

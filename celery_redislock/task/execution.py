@@ -337,9 +337,11 @@ class Execution:
 
         Of several keys, the one that is asked for first has it, because a copy may meet no other.
         """
-        if lock is not self.parts[0] or not leaves_note(state):
+        task, delivery = self.task, self.message.delivery
+        # What Celery rejects then, a dead-letter exchange may deliver again.
+        is_rejected = state == states.FAILURE and task.acks_late and not task.acks_on_failure_or_timeout
+        if lock is not self.parts[0] or not leaves_note(state) or is_rejected:
             return None
-        delivery = self.message.delivery
         is_again = delivery.is_delivered_again
         ttl = self.plan.broker.note_ttl(is_sent_back_only=delivery.is_republished and not is_again)
         is_kept = (self.number or self._is_replaceable) and state != states.RETRY

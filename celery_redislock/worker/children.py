@@ -201,7 +201,7 @@ def release_of_dead(run: Run) -> None:
         try:
             release(server.store)
         except LockUnavailable as error:
-            text = "%s: its process has ended, but the keys that it may hold are not released yet: %s; the worker keeps trying"
+            text = "%s: its process has ended, but what it may hold is not released yet: %s; the worker keeps trying"
             logger.warning(text, run.name, error, extra=run.fields("died", error.key))
             ttl = options.lease if run.reservation is None else max(options.lease, options.queue_ttl)
             server.keeper.later(error.key, time.monotonic() + ttl, release)

@@ -68,7 +68,7 @@ class LockedRequest(Request):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        serializer = registry.type_to_name.get(self.content_type)
+        serializer = registry.type_to_name.get(self.message.content_type)  # Celery's is None in its first protocol
         sent = self.message.headers or {}
         #: When the worker received the message, by `time.monotonic()`.
         self.received_at = time.monotonic()
@@ -81,8 +81,15 @@ class LockedRequest(Request):
             acks_late=bool(task.acks_late),
             is_redelivered=was_delivered_before(self.request_dict),
             stops=STOPS.number,
+            queue=self._queue(),
         )
         self.prepare_run(None)
+
+    def _queue(self) -> str | None:
+        """On RabbitMQ, the queue that the message came from."""
+        task: Any = self.task
+        room = waiting_room_of(self.app) if task.lock_plan and task.lock_plan.broker.is_rabbitmq else None
+        return None if room is None else room.queue_of(self.message)
 
     def prepare_run(self, call: bytes | None) -> None:
         """Prepare an execution of the message, with a new nonce: at its delivery, and again when its turn comes.

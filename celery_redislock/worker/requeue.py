@@ -18,7 +18,7 @@ from kombu.utils.encoding import bytes_to_str
 from celery_redislock.errors import describe, fields, run_named
 from celery_redislock.message.delivery import hide_headers
 from celery_redislock.message.header import HEADER, Header
-from celery_redislock.message.republish import publish_again
+from celery_redislock.message.republish import confirmed, publish_again
 
 from .worker_port import context_of, last_answer
 
@@ -77,12 +77,11 @@ def settle(request: Request, has_settled: Callable[[], None], *, requeues: bool 
 
 
 def publish(requests: Sequence[Request]) -> list[Request]:
-    """Publish the messages of `requests` again as one batch; return the requests that the broker has received."""
+    """Publish the messages of `requests` again as one batch; return the requests whose messages it has stored."""
     published: list[Request] = []
     try:
-        with requests[0].task.app.producer_or_acquire() as producer:
+        with confirmed(requests[0].task) as producer:
             published += [request for request in requests if _publish(request, producer)]
-            producer.channel.basic_qos(0, 0, False)  # RabbitMQ answers once it has received everything before this
     except Exception as error:  # noqa: BLE001 - each broker raises its own errors
         logger.warning("could not publish the messages that wait in this worker again: %s", describe(error))
         return []

@@ -172,6 +172,21 @@ def test_a_body_that_only_its_own_serializer_can_carry_stays_in_it(config, start
     app.close()
 
 
+def test_a_message_of_celerys_first_protocol_keeps_its_serializer(config, start_worker):
+    config.settings |= {"accept_content": ["json", "yaml"], "task_protocol": 1}
+    app = make_app(config)
+    worker = start_worker(1)
+    task = app.tasks["lab.tells"]
+    with task.lock_for("k"):
+        result = task.apply_async(("k", {"a", "set"}), serializer="yaml")
+        wait_in_line(worker, result)
+        worker.stop()
+        assert "could not publish" not in worker.output()
+        start_worker(1)
+    assert result.get(timeout=20) == "told"
+    app.close()
+
+
 @in_every_way
 def test_a_task_that_has_waited_still_has_all_its_own_retries(tasks, start_worker, ledger):
     worker = start_worker(1)

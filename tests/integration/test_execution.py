@@ -445,13 +445,23 @@ def test_of_messages_that_have_waited_those_leave_a_note_that_may_be_there_twice
     assert len(locks.client.keys(f"*{NOTE}id/0/0")) == notes
 
 
+@pytest.mark.parametrize("acks", [True, False])
+def test_a_failed_message_that_celery_rejects_may_run_again(config, deliver, ledger, acks):
+    """A dead-letter exchange delivers it again. It had waited, so a copy of it might have come as well."""
+    config.settings["task_acks_on_failure_or_timeout"] = acks
+    waited = {"redislock": {"times": 1, "since": time.time(), "republished": True}}
+    for _ in range(2):
+        deliver("lab.late", "k", "item", 0.0, True, **waited)
+    assert len(ledger.items()) == (1 if acks else 2)
+
+
 def test_a_soft_time_limit_amid_the_sending_is_not_taken_for_a_broker_that_is_away(deliver, held, monkeypatch):
     held()
 
     def strike(*args, **kwargs):
         raise SoftTimeLimitExceeded
 
-    monkeypatch.setattr(message, "publish_again", strike)
+    monkeypatch.setattr(message, "confirmed", strike)
     state, outcome = deliver("lab.work", "k", "item")
     assert state == "FAILURE"
     assert isinstance(outcome.exception, SoftTimeLimitExceeded)

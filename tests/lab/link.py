@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -32,6 +33,8 @@ class Link(threading.Thread):
         self.commands, self.replies = bytearray(), bytearray()
         self.unanswered: deque[bytes] = deque()
         self.ended = threading.Event()
+        self.forgotten = False
+        """What the client sends next is lost, and answered with a reset."""
 
     def run(self) -> None:
         with self.client, suppress(OSError):
@@ -62,6 +65,10 @@ class Link(threading.Thread):
         self.cut()
 
     def _pass_command(self, data: bytes) -> None:
+        if self.forgotten:
+            self.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.client.close()
+            raise ConnectionAbortedError
         self.is_redis = self.is_redis or data.startswith(b"*")
         if self.is_redis and not self.replicates:
             self.commands += data

@@ -143,6 +143,12 @@ class Proxy:
             for link in self._links:
                 link.cut()
 
+    def forget_all(self) -> None:
+        """Forget all present connections, as a gateway does with those that are idle; nothing tells the client."""
+        with self._lock:
+            for link in self._links:
+                link.forgotten = True
+
     def refuse(self) -> None:
         """Close all present connections and refuse new ones, until `mend`."""
         with self._lock:

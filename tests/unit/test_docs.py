@@ -212,8 +212,8 @@ def test_the_numbers_of_the_model_are_the_models() -> None:
     assert "Its eleven scenarios" in text
     assert "the two promises of merged calls" in text
     assert f"each of {len(MistakeOfMerging)} mistakes" in text
-    assert (len(MistakeOfTurns), len(OF_FAIR_TURNS)) == (6, 1)
-    assert "finds six mistakes" in text
+    assert (len(MistakeOfTurns), len(OF_FAIR_TURNS)) == (7, 1)
+    assert "finds seven mistakes ([test_fair: " in text
     assert len(MistakeOfSeveral) == 17
     assert "finds seventeen mistakes" in text
 

@@ -71,9 +71,7 @@ local function take_mine()
   end
 end
 
-if mine then
-  take_mine()
-end
+if mine then take_mine() end
 for number, value in ipairs(values) do
   if not value and not mine and first_in_line(line, number) == room then
     mine = number
