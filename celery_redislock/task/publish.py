@@ -34,7 +34,7 @@ from celery_redislock.protocol.replies import Granted, Merged, Outstanding, Rese
 from celery_redislock.protocol.scripts import Call, Passed
 from celery_redislock.protocol.tokens import Attempt, Token
 
-from .execution import Execution
+from .execution import Execution, execution_of
 from .lost import is_in_hook, lost_before
 from .plan import LockPlan, reservation_ttl, seconds_until
 
@@ -155,6 +155,11 @@ class Publication:
         self._call: Call | None = None
         self._attempt_of: Execution | None = None
         self._header = Header(tokens.mint_publish(), published=publish_time(options), options=given or None)
+        request = task.request_stack.top if options.get("retries") else None
+        if request is not None and execution_of(request) is None and self._is_next_attempt(request):
+            # A retry that is sent before its run has asked for the key takes over what the run has not used.
+            own = Header.read(getattr(request, HEADER, None))
+            self._header = self._header._replace(number=own.number, claim=own.claim, key=own.key, queued=own.queued)
 
     def send(self) -> LockedResult:
         """Send the message with its own header, which replaces one copied from another message.
@@ -205,14 +210,14 @@ class Publication:
                 publish is bare.
             Exception: Any error from the broker. The key has been released.
         """
-        if execution is not None and self._is_next_attempt(execution):
+        if execution is not None and self._is_next_attempt(execution.request):
             lock = execution.lock
             if lock is not None and lock.key == key and hands_over(self._lock):
                 return self._hand_over(execution)
             self._attempt_of = execution
             self._header = self._header._replace(number=execution.number, unmerged=self._lock.arguments != "first")
         elif self._options.get("retries"):
-            return self.send()
+            return self._send_on()
         if self._lock.arguments != "first":
             self._call = self._call_of(args, kwargs)
             return self.send() if self._call is None else self._take(key)
@@ -246,10 +251,19 @@ class Publication:
             self._causes if lock.on_conflict == "replace" and not (run or due_in) else None,
         )
 
-    def _is_next_attempt(self, execution: Execution) -> bool:
-        """Whether this publish is the `self.retry()` of the run that publishes."""
-        attempt, options = execution.message.attempt, self._options
-        return options.get("task_id") == attempt.task_id and (options.get("retries") or 0) > attempt.retries
+    def _is_next_attempt(self, request: Any) -> bool:
+        """Whether this publish is the `self.retry()` of the run with `request`."""
+        options = self._options
+        return options.get("task_id") == request.id and (options.get("retries") or 0) > (request.retries or 0)
+
+    def _send_on(self) -> LockedResult:
+        """Send the message, and keep what it has taken over reserved for it throughout its countdown."""
+        result, reservation, ttl = self.send(), self._header.reservation, self._reservation_ttl()
+        if reservation is not None:
+            key = keys_of(reservation.key).queued if self._header.queued else reservation.key
+            command = commands.renew([(key, tokens.known_by(reservation.claim, tokens.RESERVED), ttl)])
+            server_of(self._plan.app).keeper.later(key, time.monotonic() + ttl, lambda store: store.send(command))
+        return result
 
     def _hand_over(self, execution: Execution) -> LockedResult:
         """Send the next attempt. This run hands its key over when it ends, after its `finally` blocks."""

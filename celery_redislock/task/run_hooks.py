@@ -14,7 +14,7 @@ from typing import Any
 
 from celery import Task, states
 from celery.app.task import Context
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore, Reject, Retry
 from celery.signals import task_postrun
 
 from celery_redislock.celery_port import as_sent
@@ -156,7 +156,7 @@ def set_tracer(task: Any, trace: Callable[..., Any] | None) -> None:
             try:
                 if len(run) > 1:
                     _end(run[1], state)
-                elif request and not is_requeued(task, error or sys.exception()):
+                elif request and not is_requeued(task, error or sys.exception()) and not _has_sent_retry(error):
                     _give_up(task, Header.read(request.get(HEADER)), request)  # it ended before it asked for the key
             except Exception:  # the task's own outcome stands
                 key = run[1].key if len(run) > 1 else None
@@ -194,6 +194,12 @@ def _end(execution: Execution, state: str | None) -> None:
         # The execution and the request reference each other, which would keep the arguments in memory.
         vars(execution.request).pop(EXECUTION, None)
         ASKED_KEYS.forget(execution.message.delivery.nonce)  # no effect in a child
+
+
+def _has_sent_retry(error: BaseException | None) -> bool:
+    """Whether a run with this outcome has sent its next attempt, which has taken over what it had not used."""
+    # It has no `sig` if the user's own code has made it.
+    return isinstance(error, Retry) and error.sig is not None  # type: ignore[attr-defined]
 
 
 def _give_up(task: Any, header: Header, request: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
 from billiard.exceptions import WorkerLostError
+from celery.exceptions import Retry
 from celery.worker import state
 from celery.worker.request import Request
 from kombu.serialization import registry  # type: ignore[attr-defined]
@@ -261,7 +262,8 @@ class LockedRequest(Request):
             return None
         if not return_ok:  # after a lost worker, Celery may publish a new attempt with the headers of this one
             hide_headers(worker_port.context_of(self))
-        if verdict.runs_again if verdict is not None else is_requeued(self.task, error):
+        # A retry may have taken the reservation over.
+        if verdict.runs_again if verdict is not None else is_requeued(self.task, error) or isinstance(error, Retry):
             CHILDREN.keep_reservation(self.worker_pid, self.delivery.nonce)
         result = super().on_failure(exc_info, send_failed_event, return_ok)
         if verdict is not None:

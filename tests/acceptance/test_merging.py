@@ -160,6 +160,25 @@ class TestARetry:
         nothing_is_left()
 
     @on_every_broker
+    @pytest.mark.parametrize("countdown", [0, 3])
+    @pytest.mark.parametrize(
+        ("name", "gets"), [("latest_put_off", slice(-1, None)), ("collected_put_off", slice(None))]
+    )
+    def test_that_is_sent_before_its_run_asks_for_the_key_has_the_calls_that_were_merged_into_it(
+        self, tasks, start_worker, nothing_is_left, name, gets, countdown
+    ):
+        task, items = getattr(tasks, name), ["first", "second", "third"]
+        results = [task.delay("k", item, countdown, "calls") for item in items]
+        start_worker(2)
+        if countdown:
+            wait_until(lambda: results[0].state == states.RETRY, "it has called retry")
+            items.append("fourth")
+            results.append(task.delay("k", "fourth", countdown, "calls"))
+        assert len({result.id for result in results}) == 1
+        assert results[0].get(timeout=PATIENCE) == items[gets]
+        nothing_is_left()
+
+    @on_every_broker
     def test_that_is_revoked_while_it_waits_revokes_what_was_merged_into_it(
         self, app, tasks, start_worker, running, gate, ledger
     ):

@@ -68,6 +68,24 @@ class TestScopeJob:
         assert ledger.overlaps() == []
         nothing_is_left()
 
+    @on_every_broker
+    @pytest.mark.parametrize("child", [{}, {"worker_max_tasks_per_child": 1}], ids=["kept", "recycled"])
+    def test_a_retry_that_is_sent_before_its_run_asks_for_the_key_keeps_the_key(
+        self, config, tasks, start_worker, ledger, locks, nothing_is_left, child
+    ):
+        config.settings.update(child)
+        start_worker(2)
+        first = tasks.put_off_job.delay("k", 6)
+        wait_until(lambda: first.state == "RETRY", "it has retried")
+        (key,) = locks.client.keys()
+        wait_until(lambda: locks.client.ttl(key) > 3600, "the key is kept for its countdown too")
+        while not first.ready():
+            assert tasks.put_off_job.delay("k", 6).id == first.id
+            time.sleep(0.1)
+        first.get(timeout=10)
+        assert len(ledger.runs()) == 1
+        nothing_is_left()
+
     def test_a_retry_to_come_keeps_the_key_for_its_countdown_and_lock_queue_ttl(self, tasks, start_worker, locks):
         start_worker(1)
         first = tasks.job_again.delay("k", "a", 1, countdown=500)

@@ -29,6 +29,15 @@ class DiesOnce(LockedTask):
         super().before_start(task_id, args, kwargs)
 
 
+class RetriesFirst(LockedTask):
+    """The first attempt retries itself before it has asked for the key."""
+
+    def before_start(self, task_id: str, args: Any, kwargs: dict[str, Any]) -> None:
+        if not self.request.retries:
+            raise self.retry(countdown=args[2])
+        super().before_start(task_id, args, kwargs)
+
+
 def _tuples(body: Any) -> Any:
     args, *others = json.loads(body)
     return (tuple(args), *others)
@@ -48,6 +57,8 @@ def define(app: Celery, ledger: Ledger) -> None:
         "latest_again": {"lock_arguments": "latest", "retry_on_worker_lost": True, "default_retry_delay": 0},
         "latest_early": {"lock_arguments": "latest"},
         "latest_dying": {"lock_arguments": "latest", "base": DiesOnce, **late},
+        "latest_put_off": {"lock_arguments": "latest", "base": RetriesFirst},
+        "collected_put_off": {"lock_arguments": "all", "base": RetriesFirst},
         "latest_tuple": {"lock_arguments": "latest", "serializer": "tuples"},
         "latest_brief": {"lock_arguments": "latest", "lock_queue_ttl": 1.0},
         "latest_short": {"lock_arguments": "latest", "lock_lease": 1.5, **late},

@@ -30,6 +30,12 @@ def define(app: Celery, ledger: Ledger) -> None:
     def postponing_job(key: Any) -> None:
         """Is given back to the broker before it starts."""
 
+    @locked("put_off_job", base=_RetryingFirst, lock_scope="job")
+    def put_off_job(key: Any, countdown: float) -> None:
+        """Its first attempt retries itself before it has asked for the key."""
+        with ledger.run(key):
+            pass
+
     @locked("dying_job", base=_Dying, lock_scope="job")
     def dying_job(key: Any) -> None:
         """Its process dies before it has asked for the key."""
@@ -54,6 +60,13 @@ def _kill(arguments: Any) -> Any:
 class _Dying(LockedTask):
     def before_start(self, *args: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _RetryingFirst(LockedTask):
+    def before_start(self, *args: Any) -> None:
+        if not self.request.retries:
+            raise self.retry(countdown=self.request.args[1])
+        super().before_start(*args)
 
 
 class _Refusing(LockedTask):
