@@ -209,10 +209,10 @@ def guard(
 ) -> Callable[..., Any]:
     """Wrap a task's body so that it runs only after its lock was requested.
 
-    The wrapper raises LockConfigError if a worker did not run `LockedTask.before_start`. If the run has joined another
-    task, it returns that task's outcome instead of running the body. With `lock_on_lost="abort"`, LockLost can end the
-    body; with `lock_on_conflict="replace"`, LockReplaced can. A direct call runs none of Celery's hooks, so there the
-    wrapper only calls the body.
+    The wrapper raises LockConfigError if a worker did not run `LockedTask.before_start`, and raises that hook's error
+    again if it was swallowed. If the run has joined another task, it returns that task's outcome instead of running the
+    body. With `lock_on_lost="abort"`, LockLost can end the body; with `lock_on_conflict="replace"`, LockReplaced can. A
+    direct call runs none of Celery's hooks, so there the wrapper only calls the body.
     """
 
     @functools.wraps(body)
@@ -228,6 +228,8 @@ def guard(
                 f"{name}: its before_start was overridden without super().before_start(task_id, args, kwargs), so the "
                 "lock was not taken and the body was not run"
             )
+        if execution.refusal is not None:  # the task's own before_start has swallowed it
+            raise execution.refusal
         if execution.joined is not None:
             return execution.joined.value
         abort = execution.abort

@@ -68,12 +68,14 @@ class Execution:
         abort: Ends the body when the lock is lost, if `lock_on_lost` is ``abort``, or when a newer call replaces the
             run; None if neither can happen.
         joined: The outcome of the joined task: the run ends with it and does not run its body. None if it joined none.
+        refusal: The error by which the lock ends the run; None if its body may begin.
         number: The number of the call that the run is for; 0 if it has none.
     """
 
     held: HeldLock | None = None
     parts: tuple[HeldLock, ...] = ()
     joined: Outcome | None = None
+    refusal: BaseException | None = None
     #: The keys of `lock_also` among `parts`.
     _also: Set[str] = frozenset()
 

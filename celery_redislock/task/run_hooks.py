@@ -88,10 +88,11 @@ def before_body(
             execution.take_several(args, kwargs)
         else:
             execution.acquire(execution.demands(args, kwargs))
-    except (Ignore, Reject):
-        raise
-    except Exception as error:
-        report(task, request, error)
+    except BaseException as error:
+        if (refused := execution_of(request)) is not None:
+            refused.refusal = error
+        if isinstance(error, Exception) and not isinstance(error, Ignore | Reject):
+            report(task, request, error)
         raise
     if message.delivery.acks_at_begin:
         _report_begin(message.delivery)
@@ -193,6 +194,7 @@ def _end(execution: Execution, state: str | None) -> None:
     finally:
         # The execution and the request reference each other, which would keep the arguments in memory.
         vars(execution.request).pop(EXECUTION, None)
+        execution.refusal = None  # whose traceback references it
         ASKED_KEYS.forget(execution.message.delivery.nonce)  # no effect in a child
 
 

@@ -78,6 +78,26 @@ def test_a_before_start_without_super_fails_the_task_instead_of_running_it_unloc
     assert ledger.runs() == []
 
 
+@pytest.mark.parametrize(
+    ("policy", "state"), [("skip", "REVOKED"), ("wait", "SUCCESS"), ("raise", "FAILURE"), ("join", "SUCCESS")]
+)
+def test_a_before_start_that_swallows_an_error_of_the_locks_runs_no_body_without_it(
+    tasks, start_worker, running, gate, ledger, nothing_is_left, policy, state
+):
+    worker = start_worker(2)
+    holder = tasks.swallowing_wait.delay("holder", gate)
+    running("holder")
+    duplicate = getattr(tasks, f"swallowing_{policy}").delay("duplicate")
+    wait_until(lambda: f"{duplicate.id}]: lock redislock:{{swallowing}} is held by" in worker.output(), "they met")
+    gate.open()
+    assert holder.get(timeout=10) == "holder"
+    duplicate.get(timeout=20, propagate=False)
+    assert duplicate.state == state
+    assert ledger.items() == ["holder"] + ["duplicate"] * (policy == "wait")
+    assert ledger.overlaps() == []
+    nothing_is_left()
+
+
 def test_a_run_of_three_leases_keeps_its_key_while_duplicates_knock(config, start_worker, ledger, gate):
     from tests.lab.app import make_app
 

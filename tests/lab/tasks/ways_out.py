@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import Any
 
 from celery import Celery, Task
@@ -10,6 +11,7 @@ from celery.exceptions import Ignore, Reject
 from celery.signals import task_postrun
 
 from celery_redislock import LockedTask
+from tests.lab.gate import spend
 from tests.lab.ledger import Ledger
 
 from .decorator import decorator_of
@@ -63,6 +65,15 @@ def define(app: Celery, ledger: Ledger) -> None:
         with ledger.run("unhooked"):
             pass
 
+    for policy in ("skip", "wait", "raise", "join"):
+
+        @locked(f"swallowing_{policy}", lock_key="swallowing", lock_on_conflict=policy, base=_SwallowingHook)
+        def swallowing(item: Any, seconds: Any = 0.0) -> Any:
+            """Its own before_start swallows every error of the lock's."""
+            with ledger.run("swallowing", item):
+                spend(seconds)
+            return item
+
     @locked("hears", base=Task, ignore_result=False)
     def hears() -> list[str]:
         """Who hears of the end of each task in this process."""
@@ -72,6 +83,12 @@ def define(app: Celery, ledger: Ledger) -> None:
 class _FailingHook(LockedTask):
     def after_return(self, *args: Any) -> None:
         raise RuntimeError("the user's own hook fails")
+
+
+class _SwallowingHook(LockedTask):
+    def before_start(self, *args: Any) -> None:
+        with suppress(Exception):
+            super().before_start(*args)
 
 
 class _ForgetfulHook(LockedTask):
