@@ -117,6 +117,11 @@ def tasks_of_this_thread() -> Iterable[Task[..., Any]]:
     return stack
 
 
+def requests_of(task: Task[..., Any]) -> list[Any]:
+    """The requests of `task` in all threads and greenlets; none if the variable ``USE_FAST_LOCALS`` hides them."""
+    return [one for _, local in [*getattr(task.request_stack, "_local", ())] for one in local.get("stack", ())]
+
+
 def as_in_this_thread(function: Callable[[], R]) -> Callable[[], R]:
     """Wrap `function` for another thread, where Celery then finds the running tasks of this one.
 

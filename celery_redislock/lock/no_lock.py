@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, Self
 
+from celery_redislock.errors import LockConfigError
+
 
 class NoHandle:
     """The part of `NoLock` that coroutines use too."""
@@ -15,15 +17,22 @@ class NoHandle:
     remaining = 0.0
     state: Literal["none"] = "none"
 
-    def __init__(self, key: str = "", calls: Sequence[tuple[Any, Any]] = ()) -> None:
+    def __init__(self, key: str = "", calls: Sequence[tuple[Any, Any]] = (), mistake: str = "") -> None:
         self.key = self.name = key
         self.calls = calls
+        self._mistake = mistake
 
     def __repr__(self) -> str:
         return f"<NoLock {self.key}>" if self.key else "<NoLock>"
 
     def check(self) -> None:
-        """Do nothing."""
+        """Do nothing, except in a thread that a locked run has started.
+
+        Raises:
+            LockConfigError: The run holds a lock, but this thread was not given it.
+        """
+        if self._mistake:
+            raise LockConfigError(self._mistake)
 
 
 class NoLock(NoHandle):

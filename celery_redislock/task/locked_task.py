@@ -17,7 +17,7 @@ from celery.signals import task_postrun
 from celery.utils.imports import symbol_by_name
 
 from celery_redislock.app import server_of
-from celery_redislock.celery_port import as_sent, bind, bound_tasks
+from celery_redislock.celery_port import as_sent, bind, bound_tasks, requests_of, tasks_of_this_thread
 from celery_redislock.errors import LockConfigError, LockInfo, LockKeyError
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.lock.async_lock import Lock as AsyncLock
@@ -293,11 +293,25 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
 
         If the run holds none, `state` is ``"none"`` and `check()` passes. That is the case in a direct call, in a run
         that started without its lock in an outage, and while locks are switched off.
+
+        The current run is that of this thread, or greenlet. If the body starts others, take ``lock = self.lock`` in the
+        body and pass that to them: in a thread of its own, ``self.lock`` is ``"none"``, and its `check()` raises
+        LockConfigError.
         """
         request = self.request
         execution = execution_of(request)
         return (execution and execution.lock) or NoLock(
-            execution.key if execution else "", [(request.args or (), request.kwargs or {})]
+            *(execution.key if execution else "", [(request.args or (), request.kwargs or {})]),
+            "" if execution or any(tasks_of_this_thread()) else self._mistake_of_thread(),
+        )
+
+    def _mistake_of_thread(self) -> str:
+        """What this thread, which runs no task, does wrong if a worker runs this one in another; otherwise empty."""
+        if all(run is None or run.request.is_eager for run in map(execution_of, requests_of(self))):
+            return ""
+        return (
+            f"{self.name}: its self.lock was read in a thread that runs no task, while another thread runs this one: "
+            "take lock = self.lock in the body, and pass that lock to the threads that the body starts"
         )
 
     def lock_for(self, *args: Any, **kwargs: Any) -> Lock | Locks | NoLock:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from celery_redislock import LockInfo
+from tests.conftest import in_pools
 from tests.lab.app import make_app
-from tests.lab.servers import wait_until
+from tests.lab.servers import need_pool, wait_until
 from tests.lab.wake_ups import LEASE
 
 
@@ -15,6 +16,19 @@ def test_a_bound_task_sees_its_lock_and_none_of_our_headers(tasks, start_worker)
     assert seen["state"] == "held"
     assert LEASE / 2 < seen["remaining"] <= LEASE
     assert "redislock" not in str(seen["headers"])
+
+
+@in_pools("prefork", "threads", others=["gevent", "eventlet"])
+def test_a_check_in_a_thread_that_the_body_has_started_says_that_the_lock_must_be_passed_to_it(
+    tasks, start_worker, pool
+):
+    need_pool(pool)
+    start_worker(2, "-P", pool)
+    own, given, *alone = tasks.helped.delay("k").get(timeout=10)
+    assert (own, given) == ("held", "held")
+    for error in alone:
+        assert error.startswith("lab.helped: its self.lock was read in a thread that runs no task")
+        assert "lock = self.lock" in error
 
 
 def test_lock_info_names_the_holder(tasks, start_worker, ledger, gate):

@@ -120,6 +120,17 @@ def test_the_tasks_of_this_thread_are_those_that_run_in_it(app):
     assert [*celery_port.tasks_of_this_thread()] == []
 
 
+def test_the_requests_of_a_task_are_those_of_all_threads(app):
+    @app.task(name="contracts.threaded", shared=False, bind=True)
+    def threaded(self: Any) -> list[str]:
+        with ThreadPoolExecutor(1) as threads:
+            return [one.id for one in threads.submit(celery_port.requests_of, self).result()]
+
+    task = app.tasks["contracts.threaded"]
+    assert celery_port.requests_of(task) == []
+    assert task.apply(task_id="runs").get() == ["runs"]
+
+
 def test_the_body_that_autoretry_calls_can_be_replaced(app):
     @app.task(name="contracts.retried", shared=False, autoretry_for=(OSError,))
     def retried() -> str:

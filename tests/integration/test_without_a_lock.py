@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from celery import Celery
 from celery.app.trace import trace_task
@@ -40,6 +42,17 @@ class TestNoLock:
             return self.lock.state, rebuild("products"), self.lock.state
 
         assert outer.apply().get() == ("held", NO_LOCK, "held")
+
+    def test_so_has_a_call_of_the_body_while_another_thread_runs_the_task_outside_a_worker(self, app):
+        @app.task(base=LockedTask, bind=True, shared=False, name="shop.outer", lock_args=["how"])
+        def outer(self, how):
+            self.lock.check()
+            if how == "in a thread":
+                with ThreadPoolExecutor(1) as threads:
+                    return self.lock.state, threads.submit(self.run, "directly").result()
+            return self.lock.state
+
+        assert outer.apply(("in a thread",)).get() == ("held", "none")
 
     def test_outside_of_runs_it_says_that_there_is_none(self, rebuild):
         assert rebuild.lock.state == "none"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from celery import Celery
 
-from celery_redislock import LockedTask
+from celery_redislock import LockConfigError, LockedTask
 from tests.lab.bodies import watch
 from tests.lab.gate import spend
 from tests.lab.ledger import Ledger
@@ -37,6 +39,21 @@ def define(app: Celery, ledger: Ledger) -> None:
         before = self.lock.key
         spend(seconds)
         return before, self.lock.key
+
+    @locked("helped", bind=True, lock_args=["key"])
+    def helped(self: Any, key: Any) -> list[str]:
+        """Tells what threads and greenlets that it starts see of its lock, and of one that they are given."""
+
+        def look(lock: Any = None) -> str:
+            try:
+                (lock or self.lock).check()
+            except LockConfigError as error:
+                return str(error)
+            return str((lock or self.lock).state)
+
+        with ledger.run(key), ThreadPoolExecutor(1) as threads:
+            alone, given = threads.submit(look).result(), threads.submit(look, self.lock).result()
+            return [look(), given, alone, asyncio.run(asyncio.to_thread(look))]
 
     @locked("hangs", bind=True, lock_args=["key"], lock_lease=2.0, lock_max_hold=1.0)
     def hangs(self: Any, key: Any, item: Any, seconds: float | str = 0.0) -> None:
