@@ -13,7 +13,7 @@ from celery import Celery
 from .connection.connect import OPTIONS_SETTINGS, command_time, connect, is_redis, kind_of
 from .errors import LockConfigError
 from .lock.lock_server import LockServer, servers_of
-from .options import resolve_settings
+from .options import OPTIONS, SETTINGS, resolve_settings
 
 _SETTING = "redislock_"
 _COMMAND_TIME = "_redislock_command_time"
@@ -45,15 +45,24 @@ def settings_of(app: Celery) -> dict[str, Any]:
     """The ``redislock_*`` settings that the user has set, without that prefix, whatever the app's namespace.
 
     Unknown names are included, so that `resolve_settings` can refuse them.
+
+    Raises:
+        LockConfigError: A setting is only there under a name that Celery does not read: in the wrong case, or without
+            the app's namespace.
     """
-    namespace: str = app.namespace or ""  # type: ignore[attr-defined]
+    namespace: str = app.namespace or "celery"  # type: ignore[attr-defined]
     conf: Any = app.conf
-    names = {
-        bare.removeprefix(_SETTING)
-        for key in conf.finalize().without_defaults()  # only names: reading the value of another setting may raise
-        if (bare := str(key).lower().removeprefix(namespace.lower() + "_")).startswith(_SETTING)
-    }
-    return {name: app.conf.get(_SETTING + name) for name in names}
+    found: dict[str, list[str]] = {}
+    for key in map(str, conf.finalize().without_defaults()):  # only names: reading another setting's value may raise
+        if (bare := key.lower().removeprefix(namespace.lower() + "_")).startswith(_SETTING):
+            found.setdefault(bare.removeprefix(_SETTING), []).append(key)
+    settings = {}
+    for name, keys in found.items():
+        if not {*keys}.isdisjoint(names := names_of(conf.prefix, name)):
+            settings[name] = conf.get(_SETTING + name)
+        elif name in SETTINGS or name in OPTIONS:  # any other may be an unrelated setting of the project's
+            raise LockConfigError(f"{keys[0]} is not read: write {names[0]}")
+    return settings
 
 
 def is_enabled(app: Celery) -> bool:

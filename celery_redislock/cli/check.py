@@ -45,7 +45,7 @@ def findings_of(app: Celery, *, offline: bool) -> Iterator[Finding]:
     """What is wrong: the options first, then what a worker would log at its start about its servers."""
     with _warnings() as logged:
         yield from check_tasks(app)
-        is_on = settings_of(app).get("enabled", True) is True and bool(locked_tasks(app))  # none if a setting is wrong
+        is_on = bool(locked_tasks(app)) and settings_of(app).get("enabled", True) is True  # none if a setting is wrong
         if is_on and not offline and not try_lock_server(app):
             logged[-1] = logged[-1]._replace(level="error")
         if is_on:

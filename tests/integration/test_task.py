@@ -261,6 +261,41 @@ class TestBinding:
 
         assert task.lock_for().timeout == 12
 
+    @pytest.mark.parametrize(
+        ("namespace", "given", "read"),
+        [
+            (None, "REDISLOCK_URL", "redislock_url"),
+            (None, "Redislock_Lease", "redislock_lease"),
+            (None, "CELERY_REDISLOCK_URL", "redislock_url"),
+            ("CELERY", "REDISLOCK_ENABLED", "CELERY_REDISLOCK_ENABLED"),
+            ("CELERY", "CELERY_redislock_lease", "CELERY_REDISLOCK_LEASE"),
+            ("celery", "REDISLOCK_LEASE", "celery_redislock_lease"),
+        ],
+    )
+    def test_a_setting_that_celery_does_not_read_is_refused_with_the_spelling_that_it_reads(
+        self, config, namespace, given, read
+    ):
+        app = Celery("shop", set_as_current=False)
+        app.config_from_object(SimpleNamespace(**{given: config.locks}), namespace=namespace)
+
+        @app.task(base=LockedTask, shared=False)
+        def task(): ...
+
+        with pytest.raises(LockConfigError, match=f"^{given} is not read: write {read}$"):
+            task.name  # noqa: B018
+
+    def test_what_only_resembles_a_setting_or_is_there_in_both_spellings_is_not_refused(self, config):
+        unrelated = {"REDISLOCK_WEB_TOKEN": "x" * 16, "MY_REDISLOCK_URL": "x", "REDIS_LOCK_URL": "x"}
+        both = {"REDISLOCK_URL": config.locks, "CELERY_REDISLOCK_URL": config.locks}
+        app = Celery("shop", set_as_current=False)
+        app.config_from_object(SimpleNamespace(**unrelated, **both), namespace="CELERY")
+
+        @app.task(base=LockedTask, shared=False)
+        def task(): ...
+
+        with task.lock_for() as lock:
+            assert lock.state == "held"
+
     def test_an_unknown_setting_in_a_namespace_is_refused(self, config):
         app = Celery("shop", set_as_current=False)
         app.config_from_object(
