@@ -13,7 +13,7 @@ import click
 from celery import Celery
 from celery.app.utils import find_app
 from celery.platforms import EX_UNAVAILABLE
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from celery_redislock.app import server_of, source_of
 from celery_redislock.connection.connect import OPTIONS_SETTINGS, address
@@ -93,4 +93,5 @@ def unreachable(app: Celery, error: RedisError) -> str:
     why = shown(error.reason, LONGEST) if isinstance(error, LockUnavailable) else describe(error)
     where, setting = address(server_of(app).client), source_of(app.conf).setting
     remedy = remedy_for(error)[1].format(url=setting, options=OPTIONS_SETTINGS[setting])
-    return f"could not reach the lock server {where}: {why}; {remedy}"
+    what = "refused by" if isinstance(error.__cause__ or error, ResponseError) else "could not reach"
+    return f"{what} the lock server {where}: {why}; {remedy}"

@@ -185,7 +185,7 @@ _PERMANENT: Mapping[tuple[type[BaseException], ...] | str, str] = {
     (exceptions.AuthenticationError, exceptions.AuthenticationWrongNumberOfArgsError): "check the user and the "
     "password in {url} or redislock_client_options",
     (exceptions.NoPermissionError,): "its user lacks permissions: docs/security.md lists those that it needs, for keys "
-    "that begin with redislock_prefix",
+    "that begin with redislock_prefix, and +scan for the command line",
     (exceptions.ReadOnlyError, exceptions.MasterDownError): "it is a replica: name its primary in {url}",
     (exceptions.MovedError,): "it is a node of a Cluster: use redis+cluster:// in redislock_url",
     (exceptions.InvalidResponse,): "the server there is not Redis: check the host and the port in {url}",

@@ -10,10 +10,13 @@ from itertools import count
 
 import pytest
 import redis
+from celery.bin.base import CLIContext
 from celery.exceptions import TaskRevokedError
+from click.testing import CliRunner
 
 from celery_redislock import Lock, LockedTask, LockUnavailable, RedisLockError
 from celery_redislock.app import server_of
+from celery_redislock.cli.commands import locks
 from celery_redislock.cli.locks import Locks
 from celery_redislock.connection.connect import connect, disconnect
 from celery_redislock.connection.store import LockStore
@@ -206,6 +209,17 @@ def test_what_a_database_and_health_checks_need_besides(server, config, right, u
     server.execute_command("ACL", "SETUSER", "locks", right)
     try_lock_server(make_app(config))
     assert set(refused(server)) <= FOR_WARNINGS
+
+
+def test_the_command_line_says_that_it_is_refused_and_which_right_is_missing(server, config):
+    app = make_app(config)
+    context = CLIContext(app, no_color=True, workdir=None)
+    listed = CliRunner().invoke(locks, ["list"], obj=context)
+    assert listed.exit_code == 69
+    assert re.match(r"Error: refused by the lock server unix://locks@\S+: NoPermissionError: .*'scan'", listed.stderr)
+    assert "+scan for the command line" in listed.stderr
+    server.execute_command("ACL", "SETUSER", "locks", "+scan")
+    assert CliRunner().invoke(locks, ["list"], obj=context).exit_code in {0, 1}
 
 
 class TestCluster:
