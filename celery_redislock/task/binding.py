@@ -66,8 +66,7 @@ def checked_plan(app: Celery, cls: TaskClass, name: str) -> LockPlan:
     plan = LockPlan(
         app, name, body.function, body.is_method, own, ignores_result=bool(cls.ignore_result), serializer=cls.serializer
     )
-    has_own_key = plan.options.args is not None or plan.options.key is not None
-    warn_of_leftovers(cls, name, "" if has_own_key else " Until then, its key is made of all its arguments.")
+    warn_of_leftovers(cls, plan)
     if plan.options.on_conflict == "raise":
         expect(cls, LockConflict)
     spare_lost_locks(cls)
@@ -138,17 +137,20 @@ def own_options(cls: TaskClass) -> dict[str, Any]:
     }
 
 
-def warn_of_leftovers(cls: type[Task[..., Any]], task: str, key: str) -> None:
+def warn_of_leftovers(cls: type[Task[..., Any]], plan: LockPlan) -> None:
     """Warn once per process about each option of another plugin on a task, and say what to write instead.
 
-    `key` is a sentence about the task's key that ends the warning; it may be empty.
+    What is said before logging is set up does not count: a worker says it again at its start, and then its log has it.
     """
+    has_own_key = plan.options.args is not None or plan.options.key is not None
+    key = "" if has_own_key else " Until then, its key is made of all its arguments."
     for name, value in _leftovers_of(cls):
-        if (task, name) not in _said:
-            _said.add((task, name))
+        if (plan.task, name) not in _said:
+            if logger.hasHandlers():
+                _said.add((plan.task, name))
             logger.warning(
                 "task %s: the option %r belongs to %s and has no effect here; instead, set %s.%s",
-                *(task, name, _PLUGINS[name], _instead_of(name, value), key),
+                *(plan.task, name, _PLUGINS[name], _instead_of(name, value), key),
             )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from celery.signals import celeryd_after_setup, worker_shutting_down
 
 from celery_redislock.message.delivery import ASKED_KEYS, ON_BEGIN, STOPS
+from celery_redislock.task.binding import warn_of_leftovers
 from celery_redislock.task.check import unlocked_tasks
 from celery_redislock.task.locked_task import LockedTask
 
@@ -47,15 +48,18 @@ def prepare(sender: Any) -> None:
 def try_servers(instance: Any = None, **_: Any) -> None:
     """Try the lock server if a task needs it, and log its address and any problems. Called before the pool starts.
 
-    Also log what the broker, or the pool, cannot do for locked tasks, and which tasks have lock options but are not a
-    `LockedTask`, so that the options do nothing.
+    Also log what the broker, or the pool, cannot do for locked tasks, and which options do nothing: lock options of a
+    task that is not a `LockedTask`, and those of other plugins.
     """
     for _name, warning in unlocked_tasks(instance.app):
         logger.warning(warning)
     if spawns_children(instance):
         EARLY_ACKS.reader = None  # such children inherit no pipe
         logger.warning("worker_pool_start_method is spawn: set acks_late, or a lost connection loses waiting messages")
-    plans = [task.lock_plan for task in instance.app.tasks.values() if isinstance(task, LockedTask)]
-    for app in {plan.app for plan in plans if plan is not None and plan.enabled}:
+    tasks = [task for task in instance.app.tasks.values() if isinstance(task, LockedTask)]
+    plans = [(type(task), task.lock_plan) for task in tasks if task.lock_plan is not None]
+    for task_class, plan in plans:
+        warn_of_leftovers(task_class, plan)
+    for app in {plan.app for _, plan in plans if plan.enabled}:
         try_lock_server(app)
         warn_of_broker(app)

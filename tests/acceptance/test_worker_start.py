@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 
 from tests.conftest import in_pools
 from tests.lab.kinds import needs_one_server
-from tests.lab.servers import free_port, need_pool, wait_until
+from tests.lab.servers import free_port, need_pool, running, wait_until
 from tests.lab.spawning import spawning_app
 from tests.lab.versions import BEFORE_5_7
-from tests.lab.workers import kept, worker
+from tests.lab.workers import ROOT, kept, worker
 
 READY = "w0@lab ready."
 
@@ -77,6 +78,27 @@ def test_while_runs_are_sent_back_the_main_process_says_how_many(config, lock_pr
         assert 1 <= int(seconds) < 20
     lock_proxy.mend()
     assert [result.get(timeout=20) for result in results] == [0, 1, 2]
+
+
+def test_an_option_of_another_plugin_is_said_once_in_the_log_file_of_a_worker(config, tmp_path):
+    """Its task is bound before Celery has set up its logging."""
+    log = tmp_path / "log.txt"
+    (tmp_path / "moved.py").write_text(
+        f"""from celery import Celery
+from celery_redislock import LockedTask
+
+app = Celery("moved", broker="memory://")
+app.conf.redislock_url = {config.locks!r}
+
+
+@app.task(base=LockedTask, lock_args=[], once={{"keys": []}}, lazy=False)
+def moved(): ...
+"""
+    )
+    command = [sys.executable, "-m", "celery", "-A", "moved", "worker", "-l", "INFO", "-P", "solo", "-f", str(log)]
+    with running(command, tmp_path / "printed.txt", {"PYTHONPATH": f"{tmp_path}:{ROOT}"}):
+        wait_until(lambda: log.exists() and " ready." in log.read_text(), "it is ready")
+    assert log.read_text().count("the option 'once' belongs to celery-once and has no effect here") == 1
 
 
 @pytest.mark.skipif(BEFORE_5_7, reason="children are spawned from Celery 5.7 on")
