@@ -218,6 +218,9 @@ class LockedRequest(Request):
     def terminate(self, pool: Any, signal: Any = None) -> None:
         """Terminate the run as Celery does. A terminated run has no next attempt."""
         self._call_off()
+        if self._is_held_back:  # by `on_accepted`, to which the pool may not return: it kills this greenlet or raises
+            self._is_held_back = False
+            self.acknowledge()
         super().terminate(pool, signal)
 
     def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:

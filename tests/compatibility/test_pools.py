@@ -146,6 +146,26 @@ def test_a_greenlet_that_is_terminated_frees_its_key(tasks, app, start, ledger, 
     assert ledger.overlaps() == []
 
 
+@pytest.mark.parametrize("pool", ["threads", *GREEN_POOLS])
+def test_what_is_terminated_before_its_run_begins_is_acked_and_keeps_no_key(
+    tasks, app, start, ledger, running, gate, nothing_is_left
+):
+    """It stands before a full pool, with its place in the queue. Celery terminates it as soon as the pool takes it."""
+    worker = start(1)
+    tasks.plain.delay("first", seconds=str(gate))
+    wait_until(ledger.running, "the pool is full")
+    terminated = tasks.queued.delay("k", "terminated")
+    wait_until(lambda: f"[{terminated.id}] received" in worker.output(), "the worker has it")
+    app.control.revoke(terminated.id, terminate=True, reply=True, limit=1)
+    gate.open()
+    with pytest.raises(TaskRevokedError):
+        terminated.get(timeout=10)
+    tasks.queued.delay("k", "next")
+    wait_until(partial(ends_with, ledger, "next"), "the worker fetches on", 10)
+    nothing_is_left()
+    assert "terminated" not in ledger.items()
+
+
 @pytest.mark.parametrize("pool", ["threads", "solo"])
 def test_what_cannot_be_terminated_runs_on_with_its_key(tasks, app, start, ledger, running):
     start(2)
