@@ -158,6 +158,8 @@ def set_tracer(task: Any, trace: Callable[..., Any] | None) -> None:
                 if len(run) > 1:
                     _end(run[1], state)
                 elif request and not is_requeued(task, error or sys.exception()) and not _has_sent_retry(error):
+                    if state == states.SUCCESS:  # by `worker_deduplicate_successful_tasks`, or without a lock
+                        _report_begin(Delivery.of(Context({**request})))
                     _give_up(task, Header.read(request.get(HEADER)), request)  # it ended before it asked for the key
             except Exception:  # the task's own outcome stands
                 key = run[1].key if len(run) > 1 else None

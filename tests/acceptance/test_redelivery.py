@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from celery import states
+from kombu.utils.uuid import uuid
 
 from tests.lab.gate import Gate
 from tests.lab.servers import wait_until
@@ -104,6 +107,24 @@ def test_copies_that_wait_unseen_for_the_only_child_are_dropped_too(
     assert ledger.items() == ["succeeds", "fails"]
     assert stored(success) == (states.SUCCESS, "succeeds")
     assert stored(failure) == (states.FAILURE, "fails fails")
+
+
+def test_a_copy_that_celery_answers_with_the_result_of_the_first_delivery_is_acked(
+    config, start_worker, tasks, ledger, broker_server, nothing_waits
+):
+    """Celery skips its body, by an option that needs `task_acks_late`; the task itself is acked early."""
+    config.settings["task_acks_late"] = config.settings["worker_deduplicate_successful_tasks"] = True
+    config.settings["task_annotations"] = {"lab.work": {"acks_late": False}}
+    result = tasks.work.delay("k", "once")
+    message = json.loads(broker_server.client.lindex(config.queue, 0))
+    worker = start_worker(1)
+    assert result.get(timeout=20) == "once"
+    message["headers"]["redelivered"] = message["properties"]["delivery_info"]["redelivered"] = True
+    message["properties"]["delivery_tag"] = uuid()
+    broker_server.client.lpush(config.queue, json.dumps(message))
+    wait_until(lambda: "already completed successfully" in worker.output(), "Celery answers the copy")
+    wait_until(nothing_waits, "it is acked", 10)
+    assert ledger.items() == ["once"]
 
 
 def test_a_run_that_is_cut_short_before_its_result_is_stored_does_not_count_as_finished(
