@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from celery_redislock.line.room import Room
@@ -50,9 +51,9 @@ def write_down_waiting(ledger: Ledger) -> None:
             write("full", key=waiting.key)
         return has_slot
 
-    def all_leave(room: Room) -> list[Waiter]:
+    def all_leave(room: Room, waiters: Iterable[Waiter]) -> list[Waiter]:
         write("leaves")
-        return leave_all(room)
+        return leave_all(room, waiters)
 
     for owner, name, witness in (
         (Room, "enter", enters),

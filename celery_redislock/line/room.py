@@ -12,9 +12,9 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from celery_redislock.connection.outage import Outage
 from celery_redislock.connection.pool import Wake
@@ -29,6 +29,8 @@ from . import lines
 from .lines import SHORT_LOOK, Line, Lines
 from .listener import Listener
 from .waiters import Waiter, give_turn, is_ready
+
+W = TypeVar("W", bound=Waiter)
 
 logger = logging.getLogger(__name__)
 
@@ -161,9 +163,9 @@ class Room:
         """Whether the server of `key` did not answer last time."""
         return self._store.outage_of(key).unreachable is not None
 
-    def leave_all(self) -> list[Waiter]:
-        """Remove all waiters and leave all lines, within `LEAVING` seconds; return the waiters that were removed."""
-        gone = [waiter for waiter in self.waiting() if self.withdraw(waiter)]
+    def leave_all(self, waiters: Iterable[W]) -> list[W]:
+        """Remove `waiters`, and leave the lines that have none now, within `LEAVING` seconds; return those removed."""
+        gone = [waiter for waiter in waiters if self.withdraw(waiter)]
         if self._started and not self._stopped:
             left = self._left = Wake()
             self._heard(None)

@@ -111,7 +111,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         gone = self._take_calls()
         for room in tuple(self._rooms):
             room.host = None
-            gone += [one for one in room.leave_all() if isinstance(one, WaitingMessage)]
+            gone += room.leave_all(self._in(room))
         gone += self._take_calls() + self._handover.take_back()  # from here on, the rooms' threads add no more
         self._wanted.clear()
         self._handover.let_go([one.request for one in sorted(gone, key=lambda one: one.rank)], channel)
@@ -152,8 +152,11 @@ class WaitingRoom(bootsteps.StartStopStep):
         return tuple(self._rooms)
 
     def _unordered(self) -> list[WaitingMessage]:
-        waiters = (waiter for room in self.rooms for waiter in room.waiting())
-        return [one for one in waiters if isinstance(one, WaitingMessage)]
+        return [one for room in self.rooms for one in self._in(room)]
+
+    def _in(self, room: Room) -> list[WaitingMessage]:
+        """The messages in `room`, without the blocked callers in this process."""
+        return [one for one in room.waiting() if isinstance(one, WaitingMessage)]
 
     def may_keep(self, request: Any) -> bool:
         """Whether the message of `request` can wait here if its key is not free."""

@@ -150,6 +150,42 @@ with start_worker(app, pool="threads", concurrency=4, perform_ping_check=False):
 """
 
 
+BLOCKED = """
+import os
+import threading
+import time
+
+from celery import Celery
+from celery.contrib.testing.worker import start_worker
+
+from celery_redislock import LockedTask
+
+app = Celery("shop", broker="memory://", backend="cache+memory://")
+app.conf.redislock_url = os.environ["REDIS_URL"]
+
+
+@app.task(base=LockedTask, lock_key="k", lock_block_for=20)
+def task(): ...
+
+
+def block():
+    with task.lock_for(): print("has the key")
+
+
+blocked = threading.Thread(target=block)
+with task.lock_for():
+    with start_worker(app, pool="threads", concurrency=2, perform_ping_check=False):
+        task.delay()
+        while task.lock_info().waiting_processes != 1: time.sleep(0.01)
+        time.sleep(0.1)
+        blocked.start()
+        time.sleep(0.5)
+began = time.monotonic()
+blocked.join()
+print(time.monotonic() - began < 10)
+"""
+
+
 def printed_by(program, locks):
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -178,3 +214,8 @@ def test_a_run_is_replaced_and_is_the_job_of_a_duplicate_as_in_any_worker(locks)
     replaced, duplicate = printed_by(RUNNING, locks).splitlines()
     assert replaced.startswith("new replaced by ")
     assert duplicate == "True True monday"
+
+
+def test_a_worker_that_stops_leaves_those_who_wait_for_a_lock_in_its_process_in_line(locks):
+    """They wait in the same room as its messages, which it hands over."""
+    assert printed_by(BLOCKED, locks) == "has the key\nTrue\n"

@@ -77,7 +77,7 @@ def make_room(locks):
 
     yield make
     for room in made:
-        room.leave_all()
+        room.leave_all(room.waiting())
         room.stop()
 
 
@@ -461,7 +461,7 @@ def test_all_leave_when_the_room_is_emptied(room, running, client):
     guests = [Guest(10), Guest(20)]
     enter(room, *guests)
     in_line(client, room)
-    assert room.leave_all() == guests
+    assert room.leave_all(room.waiting()) == guests
     assert client.zcard(LINE) == 0
     assert len(room) == 0
     assert running.release()
