@@ -89,12 +89,12 @@ class Room:
 
     Attributes:
         token: What a key holds while it is kept for the room.
-        host: Is told when a round starts and when it ends; None if no waiter needs a slot.
+        hosts: Are told when a round starts and when it ends; empty if no waiter needs a slot.
     """
 
     def __init__(self, store: LockStore, client: Any, keyprefix: str = "") -> None:
         self.token = tokens.of_room(tokens.mint_nonce(), socket.gethostname(), keyprefix)
-        self.host: Host | None = None
+        self.hosts: set[Host] = set()
         self._store = store
         channels = [channel_of(room, keyprefix) for room in (self.token.nonce, ALL_ROOMS)]
         self._listener = Listener(client, channels, self._heard)
@@ -216,8 +216,8 @@ class Room:
             if self._take_out(waiter):
                 self._lines.soon(waiter.line)
                 give_turn(waiter, called=False)
-        if self.host is not None:
-            self.host.starts_round()
+        for host in self.hosts.copy():
+            host.starts_round()
         keeping = self._keeping
         if keeping and keeping.waiter not in self._waiters:
             self._let_go()
@@ -234,8 +234,8 @@ class Room:
         aside, keeping = self._lines.counts, self._keeping
         if keeping is not None and keeping.has_all:
             aside[keeping.waiter.group] = aside.get(keeping.waiter.group, 0) + 1
-        if self.host is not None:
-            self.host.ends_round(self, aside)
+        for host in self.hosts.copy():
+            host.ends_round(self, aside)
         left.set()
         now = time.monotonic()
         keep_at = math.inf if keeping is None else keeping.again_at

@@ -15,7 +15,7 @@ from celery_redislock.task.locked_task import LockedTask
 
 from .children import run_of
 from .remote_control import lines_in
-from .waiting import waiting_room_of
+from .waiting import waiting_rooms_of
 from .worker_port import listed
 
 
@@ -34,11 +34,11 @@ class Gauges(NamedTuple):
 
 def gauges_of(app: Any) -> dict[str, Gauges]:
     """The gauges of each locked task of `app`; empty if this is not the main process of a worker of `app`."""
-    room = waiting_room_of(app)
-    if room is None:
+    rooms = waiting_rooms_of(app)
+    if not rooms:
         return {}
     now, found = time.time(), defaultdict[str, Gauges](Gauges)
-    for _, task, number, first in lines_in(room.rooms):
+    for _, task, number, first in lines_in({one for room in rooms for one in room.rooms}):
         one = found[task]
         oldest = max(one.oldest_wait_seconds, now - first / 1e6)
         found[task] = one._replace(waiting=one.waiting + number, oldest_wait_seconds=oldest)
@@ -49,12 +49,12 @@ def gauges_of(app: Any) -> dict[str, Gauges]:
             found[run.plan.task] = one._replace(longest_hold_seconds=longest)
     # Tasks without any are there with zeros: a series that has ended looks like a worker that is gone.
     names = [name for name, task in app.tasks.items() if isinstance(task, LockedTask)]
-    return {name: found[name]._replace(overflow=room.overflow[name]) for name in names}
+    return {name: found[name]._replace(overflow=sum(room.overflow[name] for room in rooms)) for name in names}
 
 
 def is_up(app: Any) -> bool | None:
     """Whether the lock server of `app` answers, on a Cluster every primary; None where `gauges_of` is empty."""
-    if waiting_room_of(app) is None:
+    if not waiting_rooms_of(app):
         return None
     try:
         for node in servers_behind(server_of(app).client):

@@ -97,13 +97,13 @@ def redislock_task(state: Any, task_id: str, **_: Any) -> list[dict[str, Any]]:
 
 
 def _waiting_in(state: Any) -> list[WaitingMessage]:
-    room = waiting_room_of(state.app)
+    room = waiting_room_of(state.app, state.hostname)
     return [] if room is None else room.waiting
 
 
 def _waiting(state: Any, one: WaitingMessage) -> dict[str, Any]:
     """Describe a waiting message: its rank, what its worker lacks to run it, and the server of its lock."""
-    room, server = waiting_room_of(state.app), server_of(state.app)
+    room, server = waiting_room_of(state.app, state.hostname), server_of(state.app)
     return {
         "is": "asleep" if one.is_asleep else "waiting",
         "lacks": room and room.lacks(one),
@@ -146,7 +146,7 @@ def redislock_counts(state: Any, **_: Any) -> dict[str, Any]:
         process count too, under an empty name. ``rooms``: the names under which this process is in line in Redis.
         ``conflicts``: the number of conflicts since the worker started. ``events``: whether it sends `LockEvents`.
     """
-    room = waiting_room_of(state.app)
+    room = waiting_room_of(state.app, state.hostname)
     rooms = [] if room is None else room.rooms
     return {
         "lines": lines_in(rooms),
@@ -166,7 +166,7 @@ def lines_in(rooms: Iterable[Room]) -> list[tuple[str, str, int, int]]:
 
 def redislock_drop(state: Any, key: str, spared: Sequence[str] = (), **_: Any) -> int:
     """End the messages that wait for `key`; see `WaitingRoom.drop`. Return how many there are."""
-    room = waiting_room_of(state.app)
+    room = waiting_room_of(state.app, state.hostname)
     return 0 if room is None else room.drop(key, spared)
 
 

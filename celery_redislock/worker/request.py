@@ -100,7 +100,8 @@ class LockedRequest(Request):
         """
         task: Any = self.task
         plan: LockPlan | None = task.lock_plan
-        nonce, room, request, following = mint_nonce(), waiting_room_of(self.app), self.request_dict, None
+        nonce, request, following = mint_nonce(), self.request_dict, None
+        room = waiting_room_of(self.app, self.hostname)
         header, run, may_wait, acks_at_begin = Header.read(request.get(HEADER)), None, False, False
         if plan is not None and plan.enabled:
             may_wait = room is not None and room.may_keep(self)
@@ -145,7 +146,7 @@ class LockedRequest(Request):
         """Reject the message. If its connection is lost, the broker delivers it again."""
         if self._is_connected():
             super().reject(requeue)
-        elif room := waiting_room_of(self.app):
+        elif room := waiting_room_of(self.app, self.hostname):
             room.restore(self)
 
     def _is_connected(self) -> bool:
@@ -250,7 +251,7 @@ class LockedRequest(Request):
             self._call_off()
 
     def _ends(self, exc_info: Any, error: Any, send_failed_event: bool, return_ok: bool) -> Any:
-        room, verdict = waiting_room_of(self.app), error.verdict if isinstance(error, Ended) else None
+        room, verdict = waiting_room_of(self.app, self.hostname), error.verdict if isinstance(error, Ended) else None
         if room is not None and verdict is not None:
             if not verdict.reason.has_run:
                 room.give_rate_token_back(self)

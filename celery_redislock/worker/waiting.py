@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 from celery import bootsteps
 from celery.concurrency import solo
@@ -29,7 +30,8 @@ from .slots import SemaphoreSlots, Slots, drained, keep_unacked, let_go, open_wi
 from .starter import GatedSlots, SoloSlots, Starter
 from .waiting_message import Drop, WaitingMessage, has_ended, must_leave, revoked_among
 
-_WAITING_ROOM = "_redislock_waiting_room"
+#: The rooms of the workers of an app in this process, by their names: tests may embed several.
+_WAITING_ROOMS = "_redislock_waiting_rooms"
 #: While messages wait, the seconds between two checks for those that were revoked, for which Celery has no hook, and
 #: between two replacements of dead children: Celery may notice a death five seconds late, and lacks a slot until then.
 LOOK_EVERY = 0.5
@@ -77,7 +79,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         self._drops: dict[str, Drop] = {}
         #: When to check for revoked messages, by `time.monotonic()`.
         self._look_at = 0.0
-        vars(parent.app)[_WAITING_ROOM] = self
+        vars(parent.app).setdefault(_WAITING_ROOMS, WeakValueDictionary())[parent.hostname] = self
 
     def start(self, parent: Any) -> None:
         """Start keeping messages."""
@@ -110,7 +112,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         """Take out all messages that wait here, if any, and let them wait somewhere else."""
         gone = self._take_calls()
         for room in tuple(self._rooms):
-            room.host = None
+            room.hosts.discard(self)
             gone += room.leave_all(self._in(room))
         gone += self._take_calls() + self._handover.take_back()  # from here on, the rooms' threads add no more
         self._wanted.clear()
@@ -155,8 +157,8 @@ class WaitingRoom(bootsteps.StartStopStep):
         return [one for room in self.rooms for one in self._in(room)]
 
     def _in(self, room: Room) -> list[WaitingMessage]:
-        """The messages in `room`, without the blocked callers in this process."""
-        return [one for one in room.waiting() if isinstance(one, WaitingMessage)]
+        """The messages in `room`, without blocked callers in this process and the messages of other workers in it."""
+        return [one for one in room.waiting() if isinstance(one, WaitingMessage) and one.worker is self]
 
     def may_keep(self, request: Any) -> bool:
         """Whether the message of `request` can wait here if its key is not free."""
@@ -191,7 +193,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         keep_unacked(consumer, request)
         room = server_of(request.task.lock_plan.app).room
         self._rooms.add(room)
-        room.host = self
+        room.hosts.add(self)
         waiting = WaitingMessage(request, place, self)
         if leaves or waiting.must_leave:
             self._handover.leave(waiting)
@@ -383,7 +385,13 @@ class WaitingRoom(bootsteps.StartStopStep):
             self._starter.wake_up()
 
 
-def waiting_room_of(app: Any) -> WaitingRoom | None:
-    """The waiting room of the worker of `app` in this process; None if there is no such worker."""
-    room = vars(app).get(_WAITING_ROOM)
-    return room if isinstance(room, WaitingRoom) and room.pid == os.getpid() else None
+def waiting_rooms_of(app: Any) -> list[WaitingRoom]:
+    """The waiting rooms of the workers of `app` in this process, which are more than one only in tests."""
+    return [room for room in vars(app).get(_WAITING_ROOMS, {}).values() if room.pid == os.getpid()]
+
+
+def waiting_room_of(app: Any, hostname: str | None) -> WaitingRoom | None:
+    """The waiting room of the worker named `hostname`, else of the newest; None if `app` has none in this process."""
+    rooms = vars(app).get(_WAITING_ROOMS, {})
+    room = rooms.get(hostname) or next(reversed([*rooms.values()]), None)
+    return room if room is not None and room.pid == os.getpid() else None

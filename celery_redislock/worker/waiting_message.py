@@ -85,8 +85,8 @@ class WaitingMessage(Waiter):
     # Thousands of messages may wait, so each keeps as little as possible.
     __slots__ = (
         *("deadline", "demand", "is_asleep", "lost_at", "number", "rank", "wants", "watches"),  # those of each `Waiter`
-        *("called", "claim", "has_slot", "joins", "request"),
-        *("_asks_if_cooling", "_leaves_at", "_published", "_room", "_since", "_worker"),
+        *("called", "claim", "has_slot", "joins", "request", "worker"),
+        *("_asks_if_cooling", "_leaves_at", "_published", "_room", "_since"),
     )
 
     look_every = 1.0
@@ -109,7 +109,7 @@ class WaitingMessage(Waiter):
             self.deadline = min(self.deadline, now + place.sleeps_for)
         self._since = now
         self._published = self.rank if self.rank < FIRST_TURN else header.published or int(header.since * 1e6)
-        self._worker = worker
+        self.worker = worker
         self.called = self.has_slot = False
         # If runs get an answer and the room does not, a message comes back each time. Its pauses here spare the slots.
         pause = header.delay(SHORTEST_PAUSE, LONGEST_PAUSE) if header.times > 1 else 0.0
@@ -167,11 +167,11 @@ class WaitingMessage(Waiter):
 
     def is_ready(self) -> bool:
         """Whether the worker would run it soon: it has a slot, and a rate token if the task has a `rate_limit`."""
-        return self._worker.is_ready(self)
+        return self.worker.is_ready(self)
 
     def is_coming(self) -> bool:
         """Whether it was called but no child has accepted it yet."""
-        return self._worker.is_coming(self.request)
+        return self.worker.is_coming(self.request)
 
     def need_not_wait(self, holders: Sequence[Token]) -> bool:
         """Whether the key was handed over to this message, the task it has joined no longer holds the key, or its
@@ -194,7 +194,7 @@ class WaitingMessage(Waiter):
             logger.info(text, run_named(name, self.request.id), waited, len(self._room), extra=about)
         self.called = called
         self.has_slot |= called
-        self._worker.end_wait(self)
+        self.worker.end_wait(self)
 
     def pass_on(self) -> None:
         """Make the room pass the key on if the message was called to it, because the message will not use it."""
@@ -221,7 +221,7 @@ class WaitingMessage(Waiter):
         """Go back to the broker for a while; the pause grows each time."""
         header, broker = Header.read(self.request.request_dict[HEADER]), self.request.task.lock_plan.broker
         self.request.leaves_for = broker.countdown(header.delay(SHORTEST_PAUSE, LONGEST_PAUSE_WHILE_FULL))
-        self._worker.send_away(self)
+        self.worker.send_away(self)
 
     def unavailable(self, error: LockUnavailable) -> None:
         """Run the message in the pool, unless `lock_on_outage` makes it wait until the lock server answers again."""

@@ -186,6 +186,63 @@ print(time.monotonic() - began < 10)
 """
 
 
+TWO_WORKERS = """
+import os
+import time
+
+from celery import Celery
+from celery.contrib.testing.worker import start_worker
+from celery.signals import task_received
+
+from celery_redislock import LockedTask
+
+app = Celery("shop", broker="memory://", backend="cache+memory://")
+app.conf.redislock_url = os.environ["REDIS_URL"]
+app.conf.task_routes = {"in_first": {"queue": "first"}, "in_second": {"queue": "second"}}
+
+
+@app.task(base=LockedTask, name="in_first", lock_key="k1")
+def in_first(item): return item
+
+
+@app.task(base=LockedTask, name="in_second", lock_key="k2")
+def in_second(item): return item
+
+
+received = []
+
+
+@task_received.connect
+def receive(request, **_): received.append(request.id)
+
+
+def worker(queue):
+    return start_worker(app, pool="threads", concurrency=2, queues=[queue], perform_ping_check=False, hostname=queue)
+
+
+def wait(sent):
+    while {result.state for result in sent} != {"RETRY"}: time.sleep(0.01)
+    time.sleep(0.2)
+
+
+def results(sent): return [result.get(timeout=10) for result in sent]
+
+
+with worker("first"):
+    with worker("second"):
+        with in_first.lock_for(), in_second.lock_for():
+            firsts, seconds = [in_first.delay(i) for i in range(2)], [in_second.delay(i) for i in range(3)]
+            wait([*firsts, *seconds])
+        print(results(firsts), results(seconds))
+        lock = in_first.lock_for()
+        lock.acquire()
+        firsts = [in_first.delay(i) for i in range(2)]
+        wait(firsts)
+    lock.release()
+    print(results(firsts), len(received))
+"""
+
+
 def printed_by(program, locks):
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -219,3 +276,8 @@ def test_a_run_is_replaced_and_is_the_job_of_a_duplicate_as_in_any_worker(locks)
 def test_a_worker_that_stops_leaves_those_who_wait_for_a_lock_in_its_process_in_line(locks):
     """They wait in the same room as its messages, which it hands over."""
     assert printed_by(BLOCKED, locks) == "has the key\nTrue\n"
+
+
+def test_each_of_two_workers_in_a_process_keeps_its_own_messages_and_starts_them(locks):
+    """When the second one stops, the messages of the first one wait on."""
+    assert printed_by(TWO_WORKERS, locks) == "[0, 1] [0, 1, 2]\n[0, 1] 7\n"
