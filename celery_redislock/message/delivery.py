@@ -124,10 +124,16 @@ class ConsumerStops:
 
     def __init__(self) -> None:
         self._number = memoryview(bytearray(4)).cast("I")
+        self._main = 0
 
     def open(self) -> None:
-        """Share the number. The worker's main process calls this before it forks its children."""
-        self._number = memoryview(mmap.mmap(-1, 4)).cast("I")
+        """Share the number. The worker's main process calls this before it forks its children.
+
+        A second worker in the process goes on counting: a run of the first one may still compare the number.
+        """
+        if self._main != os.getpid():
+            self._number = memoryview(mmap.mmap(-1, 4)).cast("I")
+            self._main = os.getpid()
 
     @property
     def number(self) -> int:

@@ -12,7 +12,7 @@ from celery import Celery
 from celery.app.task import Context
 
 from celery_redislock.errors import LockInfo
-from celery_redislock.message.delivery import Delivery, Facts
+from celery_redislock.message.delivery import ConsumerStops, Delivery, Facts
 from celery_redislock.message.header import NO_HEADER
 from celery_redislock.options import ConflictPolicy, LockOptions, resolve_options
 from celery_redislock.policy import Ended, Place, Reason, Verdict, leaves_note, may_be_handed_a_key
@@ -98,6 +98,19 @@ def test_what_a_run_has_sent_is_skipped_where_that_run_has_only_spent_a_share_of
     caused = MESSAGE._replace(causes=frozenset({"holder"}))
     assert decide(caused, HOLDER._replace(state="spent")) == Skip(Skipped.SPENT)
     assert decide(caused) == ComeBack(is_begun=False)
+
+
+def test_a_second_worker_in_the_process_makes_no_run_of_the_first_forget_that_its_consumer_has_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stops = ConsumerStops()
+    monkeypatch.setattr("celery_redislock.message.delivery.STOPS", stops)
+    stops.open()
+    delivery = FRESH._replace(stops=stops.number)
+    assert not delivery.is_delivered_again
+    stops.add()
+    stops.open()
+    assert delivery.is_delivered_again
 
 
 def test_a_copy_of_the_holders_own_message_comes_back_as_begun() -> None:
