@@ -246,6 +246,24 @@ def test_a_token_that_is_given_back_is_there_and_the_next_message_has_it():
     assert not bucket.can_consume(1)
 
 
+def test_a_token_is_given_back_while_another_thread_takes_the_last_message():
+    """As that of Celery's timer does, in a worker without an event loop."""
+
+    class Bucket(TokenBucket):
+        def can_consume(self, tokens: int = 1) -> bool:
+            had_enough = super().can_consume(tokens)
+            if tokens > 0:
+                self.contents.clear()
+            return had_enough
+
+    bucket = Bucket(0.001)
+    consumer = Worked(bucket)
+    assert bucket.can_consume(1)
+    bucket.add(("last", 1))
+    worker_port.give_rate_token_back(consumer, "limited")
+    assert consumer.moved == []
+
+
 # A request.
 
 
