@@ -126,7 +126,8 @@ class GatedSlots(Slots):
         super().__init__(consumer, *hooks)
         #: The requests that were given to the pool and have not ended.
         self._running: set[Request] = set()
-        task_postrun.connect(self._run_ends)
+        if not consumer.pool.uses_semaphore:  # a child would inherit it, with locks that were held as it was forked
+            task_postrun.connect(self._run_ends)
 
     def admit(self, request: Request) -> None:
         """Pass `request` on to the pool, or stop it at the gate."""

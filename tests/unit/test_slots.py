@@ -13,6 +13,7 @@ from weakref import WeakSet
 
 import pytest
 from celery.concurrency import prefork, solo, thread
+from celery.signals import task_postrun
 from celery.worker import state
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
@@ -79,6 +80,18 @@ def test_after_a_reconnect_no_slot_is_held_for_a_run_that_has_ended_before() -> 
     slots.settle(0, 0)
     assert held == [True]
     pool.stop()
+
+
+def test_a_child_of_prefork_does_nothing_for_the_slots_when_its_run_ends() -> None:
+    """Without an event loop, a child has a copy of what its main process has at the gate, and of its locks."""
+    woken: list[bool] = []
+    consumer = SimpleNamespace(pool=prefork.TaskPool(1), on_task_request=lambda _: None)
+    slots = GatedSlots(consumer, lambda: None, lambda: woken.append(True), lambda: True)
+    at_the_gate: Any = SimpleRequest()
+    slots.admit(at_the_gate)
+    assert woken == [True]
+    task_postrun.send(None, task_id="in a child")
+    assert woken == [True]
 
 
 class SimpleRequest:
