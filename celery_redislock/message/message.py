@@ -127,15 +127,11 @@ class Message:
         self.was_sent_back = True
         return self.header
 
-    def delay(self, seconds: float) -> float:
-        """`seconds` within the broker's limits."""
-        return self._broker.countdown(seconds)
-
     def send_back(self, delay: float, key: str, **changes: Any) -> bool:
         """Publish the message again, to be tried after about `delay` seconds.
 
         Args:
-            delay: Seconds, from `pause`.
+            delay: Seconds, which are kept within the broker's limits.
             key: The key in Redis, for the error message.
             changes: Changes of its header, as for `Header.next`.
 
@@ -152,6 +148,7 @@ class Message:
         self.delivery = self.delivery._replace(is_marked_begun=self.header.begun, is_republished=True)
         try:
             with confirmed(self.task) as producer:
+                delay = self._broker.countdown(delay)
                 publish_again(self.task, self.request, self.header, delay, self.delivery, producer)
         except SoftTimeLimitExceeded:
             raise

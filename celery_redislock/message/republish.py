@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -73,6 +73,12 @@ class Broker:
         with self._app.connection_for_write() as connection:
             return bool(connection.transport.driver_name == "py-amqp")
 
+    @cached_property
+    def reaches_queues(self) -> bool:
+        """Whether a message can be sent straight to the queue that it came from, which is on the broker for reading."""
+        conf = self._app.conf
+        return self.is_rabbitmq and conf.broker_read_url == conf.broker_write_url
+
     @property
     def shortest_delay(self) -> float:
         """The shortest delay in seconds for which a message can be sent; a shorter one must be 0."""
@@ -113,33 +119,37 @@ def confirmed(task: Any) -> Iterator[Any]:
         if not task.lock_plan.broker.is_rabbitmq:
             yield pooled
             return
-        connection, numbers, unconfirmed = pooled.connection, itertools.count(1), set[int]()
+        connection, hosts, stored, sent = pooled.connection, max(1, len(pooled.connection.alt)), set[int](), 0
 
         def open_channel() -> Any:
-            return connection.ensure_connection(max_retries=1, interval_start=0).channel()
-
-        # The first command on a connection that has been idle shows whether it is dead. If so, connect again, once.
-        channel = connection.ensure(connection, open_channel, max_retries=1, interval_start=0)()
-        publish = channel.basic_publish
-
-        def count(*args: Any, **kwargs: Any) -> Any:
-            unconfirmed.add(next(numbers))
-            return publish(*args, **kwargs)
+            amqp = connection.ensure_connection(max_retries=hosts, interval_start=0).connection
+            with amqp.transport.having_timeout(STORED_WITHIN):  # RabbitMQ is silent while it lacks memory
+                channel = amqp.channel()
+                channel.confirm_select()
+            return channel
 
         def store(number: int, multiple: bool) -> None:
-            unconfirmed.difference_update([one for one in unconfirmed if one == number or (multiple and one < number)])
+            stored.update(range(1, number + 1) if multiple else [number])
 
-        def refuse(number: int, multiple: bool) -> None:
-            raise OperationalError("RabbitMQ has refused a message, perhaps because its queue is full")
+        def refuse(*_: object) -> None:
+            raise OperationalError("RabbitMQ has refused a message: its queue is full, or gone")
 
+        def count(*args: Any, **kwargs: Any) -> None:
+            nonlocal sent
+            publish(*args, **kwargs)
+            sent += 1
+
+        # The first command on a connection that has been idle shows whether it is dead. If so, connect again.
+        channel = connection.ensure(connection, open_channel, max_retries=hosts, interval_start=0)()
+        publish, channel.basic_publish = channel.basic_publish, count
+        channel.events["basic_ack"].add(store)
+        channel.events["basic_nack"].add(refuse)
+        channel.events["basic_return"].add(refuse)
         try:
-            channel.confirm_select()
-            channel.basic_publish = count
-            channel.events["basic_ack"].add(store)
-            channel.events["basic_nack"].add(refuse)
             yield task.app.amqp.Producer(channel, auto_declare=False)
-            while unconfirmed:
-                connection.drain_events(timeout=STORED_WITHIN)
+            end = time.monotonic() + STORED_WITHIN
+            while len(stored) < sent:
+                channel.connection.blocking_read(max(0.001, end - time.monotonic()))
             channel.close()
         except BaseException:
             connection.collect()  # without a command, which might never be answered
@@ -178,7 +188,10 @@ def publish_again(task: Any, request: Context, header: Header, countdown: float,
         if broker.delays_natively and countdown:
             options["queue"] = queue_of(task.app, request)
         elif delivery.queue is not None:
-            options.update(to_queue(delivery.queue))
+            # Through the message's exchange, every other queue that is bound to it would get a copy; and if its own
+            # queue is bound no longer, none would.
+            queue = Queue(delivery.queue, Exchange(""), delivery.queue, no_declare=True)
+            options |= {"queue": queue, "exchange": "", "routing_key": queue.name, "mandatory": True}
     signature = Task.signature_from_request(  # Celery's own: the header has the lock options of the message
         task,
         request,
@@ -195,16 +208,6 @@ def publish_again(task: Any, request: Context, header: Header, countdown: float,
     Task.apply_async(
         task, tuple(signature.args), signature.kwargs, **signature.options, producer=producer, add_to_parent=False
     )
-
-
-def to_queue(name: str) -> dict[str, Any]:
-    """The options that send a message straight to a queue of RabbitMQ, which is not declared.
-
-    Through the message's exchange, every other queue that is bound to it would get a copy; and if the queue no longer
-    is, none would.
-    """
-    queue = Queue(name, Exchange(""), name, no_declare=True)
-    return {"queue": queue, "exchange": "", "routing_key": name}
 
 
 def queue_of(app: Celery, request: Context) -> Queue | None:

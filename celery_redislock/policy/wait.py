@@ -119,7 +119,7 @@ def sleep_until_due(message: Message, due: NotDue) -> None:
     header = message.wait(rank=rank, sleeps=True)
     if header is not None:
         raise Ended(verdict._replace(place=Place(message.demand, rank, header, sleeps_for=seconds)))
-    if message.send_back(message.delay(seconds), message.demand.key, rank=rank, sleeps=True):
+    if message.send_back(seconds, message.demand.key, rank=rank, sleeps=True):
         raise Ended(verdict)
 
 

@@ -341,7 +341,8 @@ class Execution:
         """
         task, delivery = self.task, self.message.delivery
         # What Celery rejects then, a dead-letter exchange may deliver again.
-        is_rejected = state == states.FAILURE and task.acks_late and not task.acks_on_failure_or_timeout
+        acks = not task.acks_late or getattr(task, "acks_on_failure", task.acks_on_failure_or_timeout)  # new in 5.7
+        is_rejected = state == states.FAILURE and not acks and self.plan.broker.is_rabbitmq
         if lock is not self.parts[0] or not leaves_note(state) or is_rejected:
             return None
         is_again = delivery.is_delivered_again

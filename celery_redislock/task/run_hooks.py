@@ -154,10 +154,12 @@ def set_tracer(task: Any, trace: Callable[..., Any] | None) -> None:
             state, error = (states.SUCCESS, None) if traced[1] is None else (traced[1].state, traced[1].retval)
             return traced
         finally:
+            # A next attempt that was sent has taken over what this one has not used. A user's own Retry has no `sig`.
+            is_sent_on = isinstance(error, Retry) and error.sig is not None  # type: ignore[attr-defined]
             try:
                 if len(run) > 1:
                     _end(run[1], state)
-                elif request and not is_requeued(task, error or sys.exception()) and not _has_sent_retry(error):
+                elif request and not is_sent_on and not is_requeued(task, error or sys.exception()):
                     if state == states.SUCCESS:  # by `worker_deduplicate_successful_tasks`, or without a lock
                         _report_begin(Delivery.of(Context({**request})))
                     _give_up(task, Header.read(request.get(HEADER)), request)  # it ended before it asked for the key
@@ -198,12 +200,6 @@ def _end(execution: Execution, state: str | None) -> None:
         vars(execution.request).pop(EXECUTION, None)
         execution.refusal = None  # whose traceback references it
         ASKED_KEYS.forget(execution.message.delivery.nonce)  # no effect in a child
-
-
-def _has_sent_retry(error: BaseException | None) -> bool:
-    """Whether a run with this outcome has sent its next attempt, which has taken over what it had not used."""
-    # It has no `sig` if the user's own code has made it.
-    return isinstance(error, Retry) and error.sig is not None  # type: ignore[attr-defined]
 
 
 def _give_up(task: Any, header: Header, request: Mapping[str, Any]) -> None:

@@ -69,7 +69,6 @@ class LockedRequest(Request):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        serializer = registry.type_to_name.get(self.message.content_type)  # Celery's is None in its first protocol
         sent = self.message.headers or {}
         #: When the worker received the message, by `time.monotonic()`.
         self.received_at = time.monotonic()
@@ -77,20 +76,13 @@ class LockedRequest(Request):
         self.delivery = Delivery(
             nonce="",
             overdue_at=self.received_at + task.lock_plan.broker.overdue_after if task.lock_plan else math.inf,
-            serializer=serializer,
+            serializer=registry.type_to_name.get(self.message.content_type),  # in protocol 1, Celery's own is None
             headers=custom_headers(sent) if "headers" in sent else None,
             acks_late=bool(task.acks_late),
             is_redelivered=was_delivered_before(self.request_dict),
             stops=STOPS.number,
-            queue=self._queue(),
         )
         self.prepare_run(None)
-
-    def _queue(self) -> str | None:
-        """On RabbitMQ, the queue that the message came from."""
-        task: Any = self.task
-        room = waiting_room_of(self.app) if task.lock_plan and task.lock_plan.broker.is_rabbitmq else None
-        return None if room is None else room.queue_of(self.message)
 
     def prepare_run(self, call: bytes | None) -> None:
         """Prepare an execution of the message, with a new nonce: at its delivery, and again when its turn comes.
@@ -105,6 +97,8 @@ class LockedRequest(Request):
         header, run, may_wait, acks_at_begin = Header.read(request.get(HEADER)), None, False, False
         if plan is not None and plan.enabled:
             may_wait = room is not None and room.may_keep(self)
+            if room is not None and plan.broker.reaches_queues and self.delivery.queue is None:
+                self.delivery = self.delivery._replace(queue=room.queue_of(self.message))
             acks_at_begin = not task.acks_late and EARLY_ACKS.reader is not None
             if acks_at_begin:
                 EARLY_ACKS.expect(nonce, self)

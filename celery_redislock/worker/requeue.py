@@ -78,10 +78,9 @@ def settle(request: Request, has_settled: Callable[[], None], *, requeues: bool 
 
 def publish(requests: Sequence[Request]) -> list[Request]:
     """Publish the messages of `requests` again as one batch; return the requests whose messages it has stored."""
-    published: list[Request] = []
     try:
         with confirmed(requests[0].task) as producer:
-            published += [request for request in requests if _publish(request, producer)]
+            published = [request for request in requests if _publish(request, producer)]
     except Exception as error:  # noqa: BLE001 - each broker raises its own errors
         logger.warning("could not publish the messages that wait in this worker again: %s", describe(error))
         return []

@@ -60,7 +60,7 @@ def try_lock_server(app: Celery) -> bool:
         connections = NodeConnections(client, 1) if isinstance(client, ClusterClient) else Connections(client)
         try:
             _try_out(connections.ask, Demand(redis_key(prefix, f"worker start:{tokens.mint_nonce()}")))
-            infos = _infos(servers_behind(client))
+            infos = _if_allowed(lambda: [node.info("default") for node in servers_behind(client)], [])
             warn_of_age(infos, where, setting)
             warn_of_eviction(infos, where)
             if isinstance(client, redis.Redis):  # each node of a Cluster has its own clock and timeout
@@ -84,12 +84,12 @@ def _try_out(ask: Callable[[Command], Reply], demand: Demand) -> None:
     ask(commands.release(demand, mine.owner))
 
 
-def _infos(nodes: Sequence[redis.Redis]) -> list[dict[str, Any]]:
-    """The INFO of each server; empty if the user may not run INFO."""
+def _if_allowed(ask: Callable[[], Any], otherwise: Any) -> Any:
+    """What `ask` returns; `otherwise` if the user may not run its command, as on many hosted servers."""
     try:
-        return [node.info("default") for node in nodes]
+        return ask()
     except exceptions.ResponseError:
-        return []
+        return otherwise
 
 
 def introduce(app: Celery, prefix: str, where: str) -> None:
@@ -119,7 +119,7 @@ def warn_of_server(client: redis.Redis, where: str) -> None:
             "the clock of the lock server %s is %.0f s %s this host's: waiting messages may lose their order; use NTP"
         )
         logger.warning(text, where, abs(ahead), "ahead of" if ahead > 0 else "behind")
-    seconds = _idle_timeout(client)
+    seconds = int(_if_allowed(lambda: client.config_get("timeout"), {}).get("timeout") or 0)
     if seconds:
         text = "the lock server %s closes connections that are idle for %d s: commands must reconnect; set timeout 0"
         logger.warning(text, where, seconds)
@@ -160,21 +160,9 @@ def locked_tasks(app: Celery) -> Sequence[tuple[Task[..., Any], float]]:
 def _seconds_ahead(client: redis.Redis) -> float:
     """The least that the server's clock can be ahead of this host's, in seconds (negative: behind); 0.0 if unknown."""
     asked_at = time.time()
-    try:
-        reply: Any = client.time()
-    except exceptions.ResponseError:  # TIME is not allowed
-        return 0.0
-    answered_at, now = time.time(), reply[0] + reply[1] / 1e6
+    seconds, microseconds = _if_allowed(client.time, (asked_at, 0))
+    answered_at, now = time.time(), seconds + microseconds / 1e6
     return float(now - min(max(now, asked_at), answered_at))
-
-
-def _idle_timeout(client: redis.Redis) -> int:
-    """The seconds after which the server closes an idle connection; 0 for never, or if CONFIG is not allowed."""
-    try:
-        reply: Any = client.config_get("timeout")
-    except exceptions.ResponseError:  # many hosted servers do not allow CONFIG
-        return 0
-    return int(reply.get("timeout") or 0)
 
 
 #: The remedies for errors that only a person can fix. ``{url}`` is the setting that names the server,
@@ -210,18 +198,14 @@ _OTHER = "check {url}: its scheme must match the server (one server, Sentinels, 
 
 def remedy_for(error: BaseException) -> tuple[int, str]:
     """The level of the log line about an error, and the remedy for it, or for the error it was raised from."""
-    chain = [*_chain(error)]  # redis-py wraps socket errors
+    chain = [error]
+    while cause := chain[-1].__cause__ or chain[-1].__context__:  # redis-py wraps socket errors
+        chain.append(cause)
     for level, remedies in ((logging.ERROR, _PERMANENT), (logging.WARNING, _PASSING)):
         for kind, remedy in remedies.items():
             if any(str(one).startswith(kind) if isinstance(kind, str) else isinstance(one, kind) for one in chain):
                 return level, remedy
     return logging.ERROR, _OTHER
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def warn_of_broker(app: Celery) -> None:
@@ -249,18 +233,16 @@ def _warn_of_early_copies(app: Celery) -> None:
         )
 
 
-def broker_warnings(transport: str, options: Mapping[str, Any]) -> list[str]:
+def broker_warnings(transport: str, options: Mapping[str, Any]) -> Iterator[str]:
     """The warnings about a broker's transport and its options, one per line."""
-    said = []
     if transport in FORGETFUL:
-        said.append(
+        yield (
             f"the broker {transport} deletes a message when it delivers it: running and waiting messages are lost if "
             "their worker is killed, even with acks_late; if that must not happen, use Redis or RabbitMQ"
         )
     if transport.lower() == "sqs" and not options.get("visibility_timeout"):
-        said.append(
+        yield (
             "the visibility timeout of the SQS queues is not known: if it is shorter than "
             f"{DEFAULT_VISIBILITY_TIMEOUT:g} s, a message that waits in line is delivered twice; set "
             "visibility_timeout in broker_transport_options to the shortest of any queue"
         )
-    return said

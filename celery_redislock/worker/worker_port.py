@@ -160,12 +160,9 @@ def give_rate_token_back(consumer: Any, name: str) -> None:
         return
     missing = bucket.expected_time(bucket.capacity) * bucket.fill_rate
     bucket.can_consume(-min(1.0, missing))
-    request = None
     with suppress(IndexError):  # without an event loop, the timer's thread may take the last message meanwhile
         if bucket.can_consume(bucket.contents[0][1]):
-            request = bucket.pop()[0]
-    if request is not None:
-        consumer._limit_move_to_pool(request)
+            consumer._limit_move_to_pool(bucket.pop()[0])
 
 
 # A request.

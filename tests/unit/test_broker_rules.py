@@ -98,6 +98,6 @@ def test_a_worker_says_that_its_broker_forgets_and_that_a_visibility_timeout_is_
         assert line.startswith(f"the broker {transport} deletes a message when it delivers it: ")
     (line,) = broker_warnings("sqs", {})
     assert "set visibility_timeout in broker_transport_options" in line
-    assert broker_warnings("SQS", {"visibility_timeout": 30}) == []
+    assert [*broker_warnings("SQS", {"visibility_timeout": 30})] == []
     for transport in ("redis", "rediss", "sentinel", "amqp", "pyamqp", "gcpubsub", "azureservicebus", "confluentkafka"):
-        assert broker_warnings(transport, {}) == []
+        assert [*broker_warnings(transport, {})] == []
