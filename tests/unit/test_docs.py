@@ -201,6 +201,15 @@ def test_every_excuse_of_the_model_is_named(excuse: Excuse) -> None:
     assert f"`{excuse.name}`" in IN_DETAIL.read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.stem
+)
+def test_each_row_of_a_table_is_one_line(page: Path) -> None:
+    parts = re.split(r"^ *```.*$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)[::2]
+    rows = [line for part in parts for line in part.splitlines() if line.startswith("|")]
+    assert [row for row in rows if not row.rstrip().endswith("|")] == []
+
+
 def test_the_numbers_of_the_model_are_the_models() -> None:
     text = " ".join(HOW_IT_IS_TESTED.read_text(encoding="utf-8").split())
     assert (len(SCENARIOS), len(PROMISES)) == (45, 17)

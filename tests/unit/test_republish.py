@@ -248,6 +248,22 @@ def test_the_visibility_timeout_is_the_brokers_or_shorter_than_any_default(
     assert DEFAULT_VISIBILITY_TIMEOUT < 3600  # of kombu's Redis transport
 
 
+@pytest.mark.parametrize(
+    ("settings", "reaches"),
+    [
+        ({"broker_url": "amqp://one"}, True),
+        ({"broker_read_url": "amqp://one", "broker_write_url": "amqp://one"}, True),
+        ({"broker_read_url": "amqp://one", "broker_write_url": "amqp://two"}, False),
+        ({"broker_url": "redis://one"}, False),
+    ],
+)
+def test_a_message_goes_straight_to_its_queue_only_on_the_rabbitmq_that_it_came_from(
+    app: Celery, settings: dict[str, str], reaches: bool
+) -> None:
+    app.conf.update(settings)
+    assert Broker(app).reaches_queues is reaches
+
+
 DELAY = "0." * 27 + "1."
 
 
