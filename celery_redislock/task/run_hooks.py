@@ -157,9 +157,10 @@ def set_tracer(task: Any, trace: Callable[..., Any] | None) -> None:
             # A next attempt that was sent has taken over what this one has not used. A user's own Retry has no `sig`.
             is_sent_on = isinstance(error, Retry) and error.sig is not None  # type: ignore[attr-defined]
             try:
-                if len(run) > 1:
-                    _end(run[1], state)
-                elif request and not is_sent_on and not is_requeued(task, error or sys.exception()):
+                # Several: before_start has called super() again after an error. Only the last may hold the key.
+                for one in reversed(run[1:]):
+                    _end(one, state)
+                if len(run) == 1 and request and not is_sent_on and not is_requeued(task, error or sys.exception()):
                     if state == states.SUCCESS:  # by `worker_deduplicate_successful_tasks`, or without a lock
                         _report_begin(Delivery.of(Context({**request})))
                     _give_up(task, Header.read(request.get(HEADER)), request)  # it ended before it asked for the key

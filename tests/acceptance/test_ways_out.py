@@ -98,6 +98,18 @@ def test_a_before_start_that_swallows_an_error_of_the_locks_runs_no_body_without
     nothing_is_left()
 
 
+def test_a_before_start_that_asks_until_the_key_is_free_leaves_none_of_what_it_was_granted(
+    tasks, start_worker, ledger, nothing_is_left
+):
+    worker = start_worker(1)
+    with tasks.polling.lock_for():
+        result = tasks.polling.delay()
+        wait_until(lambda: "is held by" in worker.output(), "it has met the key")
+    assert result.get(timeout=20) == 1
+    assert ledger.items() == ["0", "1"]
+    nothing_is_left()
+
+
 def test_a_run_of_three_leases_keeps_its_key_while_duplicates_knock(config, start_worker, ledger, gate):
     from tests.lab.app import make_app
 

@@ -10,7 +10,7 @@ from celery import Celery, Task
 from celery.exceptions import Ignore, Reject
 from celery.signals import task_postrun
 
-from celery_redislock import LockedTask
+from celery_redislock import LockConflict, LockedTask
 from tests.lab.gate import spend
 from tests.lab.ledger import Ledger
 
@@ -74,6 +74,14 @@ def define(app: Celery, ledger: Ledger) -> None:
                 spend(seconds)
             return item
 
+    @locked("polling", bind=True, lock_key="polling", lock_on_conflict="raise", base=_PollingHook)
+    def polling(self: Any) -> int:
+        """Its own before_start asks again and again; the body retries itself once."""
+        with ledger.run("polling", self.request.retries):
+            if not self.request.retries:
+                raise self.retry(countdown=0)
+        return int(self.request.retries)
+
     @locked("hears", base=Task, ignore_result=False)
     def hears() -> list[str]:
         """Who hears of the end of each task in this process."""
@@ -89,6 +97,15 @@ class _SwallowingHook(LockedTask):
     def before_start(self, *args: Any) -> None:
         with suppress(Exception):
             super().before_start(*args)
+
+
+class _PollingHook(LockedTask):
+    def before_start(self, *args: Any) -> None:
+        while True:
+            try:
+                return super().before_start(*args)
+            except LockConflict:
+                time.sleep(0.05)
 
 
 class _ForgetfulHook(LockedTask):
