@@ -11,7 +11,7 @@
 --         lost: it no longer is, because its run has begun or will not begin; nothing was asked
 --
 -- This may arrive late: by then another run may have the key, and even a newer call's. Only who still waits may ask.
--- If it is sent twice, the second command asks nobody: a run that stood in line before the message may have the key.
+-- If it is sent twice, the second command asks no run: one that stood in line before the message may have the key.
 
 -- The prelude stands here.
 
