@@ -45,7 +45,7 @@ GRANTED, RELEASED = "acquire: EXISTS SET", "release: EXISTS GET DEL"
 REFUSED = "acquire: EXISTS SET MGET PTTL TIME"
 #: A worker's room stands in line; a release offers it the key; it takes the offer, and calls the message.
 STANDS = "stand: ZADD PEXPIRE MGET PTTL TIME"
-OFFERED = "release: EXISTS GET DEL 2 ZRANGE ZREM SET PUBLISH"
+OFFERED = "release: EXISTS GET DEL 2 ZRANGE SET ZREM PUBLISH"
 TAKES = "stand: ZADD PEXPIRE MGET ZRANGE SET ZREM"
 #: A message that was called is granted the key; its release leaves nobody behind in line.
 IN_ITS_TURN = ["acquire: MGET SET", RELEASED]
