@@ -175,7 +175,7 @@ class WaitingRoom(bootsteps.StartStopStep):
     def queue_of(self, message: Any) -> str | None:
         """The queue that `message` has just come from; None if it is not consumed any more."""
         tags = worker_port.tags_of(self._consumer.task_consumer) if self._consumer is not None else {}
-        return next((queue for queue, tag in tags.items() if tag == message.delivery_info["consumer_tag"]), None)
+        return next((queue for queue, tag in tags.items() if tag == message.delivery_info.get("consumer_tag")), None)
 
     def send_on(self, request: Request, header: Header) -> None:
         """Publish the message of `request` again with `header`; if that fails, give it to the pool again."""

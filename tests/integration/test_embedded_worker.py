@@ -273,7 +273,7 @@ def test_a_run_is_replaced_and_is_the_job_of_a_duplicate_as_in_any_worker(locks)
     assert duplicate == "True True monday"
 
 
-def test_a_worker_that_stops_leaves_those_who_wait_for_a_lock_in_its_process_in_line(locks):
+def test_a_worker_that_stops_leaves_blocked_callers_in_its_process_in_line(locks):
     """They wait in the same room as its messages, which it hands over."""
     assert printed_by(BLOCKED, locks) == "has the key\nTrue\n"
 
