@@ -9,7 +9,7 @@ from kombu import Exchange, Queue
 from tests.lab.app import make_app
 from tests.lab.servers import wait_until
 from tests.lab.wake_ups import counts_on_wake_ups
-from tests.lab.workers import kept, waiting_in
+from tests.lab.workers import consume_from, kept, waiting_in
 
 pytestmark = pytest.mark.parametrize("broker", ["quorum"], indirect=True)
 
@@ -59,9 +59,7 @@ def test_a_worker_of_classic_and_quorum_queues_keeps_the_messages_of_both_waitin
     arguments = {"x-queue-type": "classic"}
     classic = Queue(name, Exchange(name), name, queue_arguments=arguments)
     worker = start_worker(1)
-    app.control.add_consumer(
-        name, routing_key=name, options={"queue_arguments": arguments}, reply=True, limit=1, timeout=10
-    )
+    consume_from(app, name, routing_key=name, options={"queue_arguments": arguments})
     with tasks.work.lock_for("k"):
         waiting = [
             tasks.work.apply_async(("k", number), **({"queue": classic} if number % 2 else {})) for number in range(20)
@@ -140,7 +138,7 @@ def test_a_message_of_a_queue_that_is_bound_by_a_pattern_goes_back_to_it_and_no_
     options = {"queue_arguments": {"x-queue-type": "quorum"}}
     queue = {"queue": name, "exchange": name, "exchange_type": "topic", "routing_key": f"{name}.#", "options": options}
     worker = start_worker(1)
-    app.control.add_consumer(**queue, reply=True, limit=1, timeout=10)
+    consume_from(app, **queue)
     with tasks.work.lock_for("k"):
         route = {"exchange": name, "exchange_type": "topic", "routing_key": f"{name}.created"}
         waiting = [tasks.work.apply_async(("k", number), **route) for number in range(3)]
@@ -148,7 +146,7 @@ def test_a_message_of_a_queue_that_is_bound_by_a_pattern_goes_back_to_it_and_no_
         worker.stop()
     assert "could not publish" not in worker.output()
     start_worker(1)
-    app.control.add_consumer(**queue, reply=True, limit=1, timeout=10)
+    consume_from(app, **queue)
     assert [result.get(timeout=20) for result in waiting] == [0, 1, 2]
     with app.connection_for_write() as connection, pytest.raises(NotFound):
         connection.default_channel.queue_declare(f"{name}.created", passive=True)

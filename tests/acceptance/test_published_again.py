@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.lab.servers import wait_until
-from tests.lab.workers import kept
+from tests.lab.workers import consume_from, kept
 
 LEFT = re.compile(r"waited in this worker again: (\d+)")
 
@@ -21,11 +21,10 @@ def writes_by_proxy(config, broker, broker_proxy):
     return broker_proxy
 
 
-def consume_from(app, name, **arguments):
+def consume_from_topic(app, name, **arguments):
     """Have the worker consume from a queue with an exchange of its own; return how to send a message there."""
     route = {"exchange": name, "exchange_type": "topic", "routing_key": f"{name}.created"}
-    options = {"queue_arguments": arguments, "durable": True}
-    app.control.add_consumer(name, **route, options=options, reply=True, limit=1, timeout=10)
+    consume_from(app, name, **route, options={"queue_arguments": arguments, "durable": True})
     return route
 
 
@@ -73,7 +72,7 @@ def test_what_a_process_sends_back_survives_a_connection_that_is_dead_and_does_n
 def test_what_waits_is_not_lost_when_its_queue_is_full(app, config, channel, tasks, start_worker):
     name, worker = f"{config.queue}-full", start_worker(1)
     full = {"x-max-length": 3, "x-overflow": "reject-publish"}
-    route = consume_from(app, name, **full)
+    route = consume_from_topic(app, name, **full)
     with tasks.work.lock_for("k"):
         waiting = [tasks.work.apply_async(("k", number), **route) for number in range(3)]
         wait_until(lambda: kept(app) == 3, "all wait")
@@ -84,14 +83,14 @@ def test_what_waits_is_not_lost_when_its_queue_is_full(app, config, channel, tas
         worker.stop()
     assert "RabbitMQ has refused a message" in worker.output()
     start_worker(1)
-    consume_from(app, name, **full)
+    consume_from_topic(app, name, **full)
     assert [result.get(timeout=20) for result in waiting + others] == [0, 1, 2, 0, 1, 2]
 
 
 def test_what_waits_goes_back_to_its_own_queue_and_to_no_other(app, config, channel, tasks, start_worker):
     """Another queue is bound to the same exchange. The message's own is bound no longer."""
     name, worker = f"{config.queue}-events", start_worker(1)
-    route = consume_from(app, name)
+    route = consume_from_topic(app, name)
     channel.queue_declare(f"{name}-audit", auto_delete=False)
     channel.queue_bind(f"{name}-audit", name, "#")
     with tasks.work.lock_for("k"):
@@ -102,5 +101,5 @@ def test_what_waits_goes_back_to_its_own_queue_and_to_no_other(app, config, chan
     assert channel.queue_declare(f"{name}-audit", passive=True).message_count == 3
     assert channel.queue_declare(name, passive=True).message_count == 3
     start_worker(1)
-    consume_from(app, name)
+    consume_from_topic(app, name)
     assert [result.get(timeout=20) for result in waiting] == [0, 1, 2]

@@ -149,6 +149,12 @@ def waiting_in(*workers: Worker) -> int:
     return sum(worker.output().count("; waiting in line (") for worker in workers)
 
 
+def consume_from(app, queue, **options):
+    """Have one worker consume from a queue too, and wait until it does: the worker answers before it declares it."""
+    app.control.add_consumer(queue, **options, reply=True, limit=1, timeout=10)
+    wait_until(lambda: queue in str(app.control.inspect(limit=1).active_queues()), "the worker has bound the queue")
+
+
 def kept(app: Celery, workers: int = 1) -> int:
     """How many messages the main processes of so many workers keep waiting. The children may have told of more."""
     replies = app.control.broadcast("redislock_waiting", reply=True, limit=workers, timeout=5)
