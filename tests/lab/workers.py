@@ -150,7 +150,7 @@ def waiting_in(*workers: Worker) -> int:
 
 
 def consume_from(app, queue, **options):
-    """Have one worker consume from a queue too, and wait until it does: the worker answers before it declares it."""
+    """Have one worker consume from a queue too, and wait until it does: it answers before it has declared the queue."""
     app.control.add_consumer(queue, **options, reply=True, limit=1, timeout=10)
     wait_until(lambda: queue in str(app.control.inspect(limit=1).active_queues()), "the worker has bound the queue")
 
