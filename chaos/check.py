@@ -79,7 +79,9 @@ def _messages(story: Story, verdict: Verdict) -> Iterable[Offence]:
                 yield Offence(Promise.NOT_DROPPED, "a message succeeded without a run", story.about(task_id))
             continue
         excuse = missing.of_missing(story, task_id) if late else missing.of_lost_early(story, task_id)
-        if excuse:
+        if state == "RETRY" and missing.is_finished(story, task_id):
+            verdict.outcomes[FINISHED] += 1
+        elif excuse:
             verdict.missing[excuse] += 1
         else:
             what = f"a message that is acked {'late' if late else 'early'} was lost: {sent['kind']}, {state}"

@@ -1,8 +1,8 @@
-"""The excuses for messages that have not come to their end."""
+"""The excuses for messages that have not come to their end, or whose state says so."""
 
 from __future__ import annotations
 
-from chaos.excuses import DEATHS
+from chaos.excuses import DEATHS, STOPS
 from chaos.faults import COLD, CUT_BROKER, KILL_WORKER, STOP_WORKER
 from chaos.story import Line, Story
 from chaos.windows import AT_ONCE, IN_QUEUE, IN_WORKER, NEARBY
@@ -35,6 +35,15 @@ def of_missing(story: Story, task_id: str, *, is_acked: bool = False) -> Excuse 
     if not is_acked and any(_may_have_been_taken(story, at) for at in _went_back(story, last)):
         return Excuse.TAKEN_BY_KOMBU
     return None
+
+
+def is_finished(story: Story, task_id: str) -> bool:
+    """Whether a retry has finished, and a run before it stood still and stored RETRY only then, as in plain Celery."""
+    runs = story.runs_of(task_id)
+    if not runs or not story.is_done(last := runs[-1]):
+        return False
+    stops = [stop for run in runs[:-1] for stop in story.strikes(STOPS, run.end - AT_ONCE, last.start, run.pid)]
+    return any(stop["until"] >= last.end - AT_ONCE for stop in stops)
 
 
 def _went_back(story: Story, receipt: Line) -> list[float]:

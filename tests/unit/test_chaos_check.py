@@ -276,6 +276,20 @@ class TestMessages:
         book.fault(KILL_WORKER, 2, pids=[MAIN])
         assert broken()
 
+    @pytest.mark.parametrize(
+        ("start", "until", "pid", "passes"),
+        [(2.0, 6.0, CHILD, True), (2.0, 3.5, CHILD, False), (2.0, 6.0, OTHER, False), (4.5, 6.0, CHILD, False)],
+    )
+    def test_one_whose_retry_has_finished_may_show_retry_if_the_run_that_sent_it_stood_still_meanwhile(
+        self, book, broken, start, until, pid, passes
+    ):
+        book.sent("a", "again", "RETRY")
+        book.run("a", 1, 2, done=False)
+        book.run("a", 4, 5, pid=OTHER, item="a/1")
+        assert broken()
+        book.fault(STOP_CHILD, start, until, [pid])
+        assert (broken() == []) == passes
+
     def test_rabbitmq_excuses_no_loss(self, book, broken):
         book.ledger.write({"event": "broker", "kind": "rabbitmq"})
         book.sent("a", final="PENDING", received=False)
