@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar, Literal, Self
 
-from celery_redislock.errors import LockConflict
 from celery_redislock.hold.held_lock import KEY_GONE, HeldLock
 from celery_redislock.protocol import commands
 from celery_redislock.protocol.names import Demand
@@ -162,10 +161,7 @@ class Lock(Handle):
             LockConflict: Another holder still had the key when `blocking_timeout` ended.
             LockUnavailable: See `acquire`.
         """
-        conflict = await self._acquire(None, self.patience(None, None), in_block=True)
-        if conflict is not None:
-            raise LockConflict(self.key, conflict.info(self.key))
-        return self
+        return self._entered(await self._acquire(None, self.patience(None, None), in_block=True))
 
     async def __aexit__(self, *error: object) -> None:
         with self.end_of_block():

@@ -18,12 +18,12 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from redis.exceptions import LockError
 
 from celery_redislock.connection.store import LockStore
-from celery_redislock.errors import LONGEST, LockConfigError, LockLost, shown
+from celery_redislock.errors import LONGEST, LockConfigError, LockConflict, LockLost, shown
 from celery_redislock.hold.held_lock import KEY_GONE, LONGEST_TTL, NOT_OURS, HeldLock, State
 from celery_redislock.options import check_limit
 from celery_redislock.protocol import tokens
@@ -313,6 +313,11 @@ class Handle:
             held.lose(NOT_OURS)
         if held.was_lost:  # the keeper may know of a loss that a lost reply hid from this release
             held.check()
+
+    def _entered(self, conflict: Conflict | None) -> Self:
+        if conflict is not None:
+            raise LockConflict(self.key, conflict.info(self.key))
+        return self
 
     @contextmanager
     def end_of_block(self) -> Iterator[None]:

@@ -10,7 +10,7 @@ from typing import Literal, Self
 from redis.exceptions import LockError
 
 from celery_redislock.connection.store import LockStore
-from celery_redislock.errors import LockConfigError, LockConflict, LockUnavailable
+from celery_redislock.errors import LockConfigError, LockUnavailable
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.protocol import commands
 from celery_redislock.protocol.names import Demand
@@ -151,10 +151,7 @@ class Lock(Handle):
             LockConflict: Another holder still had the key when `blocking_timeout` ended.
             LockUnavailable, LockConfigError: See `acquire`.
         """
-        conflict = self._acquire(None, self.patience(None, None), in_block=True)
-        if conflict is not None:
-            raise LockConflict(self.key, conflict.info(self.key))
-        return self
+        return self._entered(self._acquire(None, self.patience(None, None), in_block=True))
 
     def __exit__(self, *error: object) -> None:
         with self.end_of_block():
