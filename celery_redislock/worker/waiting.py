@@ -121,15 +121,10 @@ class WaitingRoom(bootsteps.StartStopStep):
     def _take_calls(self) -> list[WaitingMessage]:
         """Take out the messages on their way to the pool, and pass on the keys that they were called to."""
         calls = [one for request in tuple(self._called) if (one := self._called.pop(request, None))]
-        while call := self._next_call():
-            calls.append(call)
+        calls += drained(self._calls)
         for waiting in calls:  # they will not run here: pass their keys on now
             waiting.pass_on()
         return calls
-
-    def _next_call(self) -> WaitingMessage | None:
-        """Take out one message on its way to the pool. In a shutdown, two threads may do so."""
-        return next(drained(self._calls), None)
 
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
         """Register with the event loop. Celery calls this each time the loop starts."""
@@ -291,7 +286,7 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     def _run_calls(self) -> float:
         """Run the called messages, end the revoked ones, and share out the slots; return when to do so again."""
-        while (consumer := self._consumer) is not None and (call := self._next_call()):
+        while (consumer := self._consumer) is not None and (call := next(drained(self._calls), None)):
             self._run(consumer, call)
         if consumer is None:
             return math.inf
