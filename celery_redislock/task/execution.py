@@ -195,16 +195,6 @@ class Execution:
         """
         raise NotImplementedError
 
-    def hand_over(self, token: Token, seconds: float) -> None:
-        """Have `end` hand the key over to the next attempt, whose message has been sent, instead of releasing it.
-
-        Args:
-            token: The token of the next attempt's reservation.
-            seconds: How long the key is reserved for the next attempt.
-        """
-        if self.held is not None:
-            self.held.hold = self.held.hold.handed_over(token, seconds)
-
     def end(self, state: str | None) -> None:
         """Release the key, and give up an unused reservation. An outage does not change the task's own outcome.
 

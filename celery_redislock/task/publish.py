@@ -20,6 +20,7 @@ from celery.result import AsyncResult
 from celery_redislock import signals
 from celery_redislock.app import server_of
 from celery_redislock.errors import LockConfigError, LockUnavailable, fields, run_named, shown
+from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.message.calls import LONGEST_BODY, write_call
 from celery_redislock.message.delivery import publish_time
 from celery_redislock.message.header import HEADER, Header
@@ -213,7 +214,7 @@ class Publication:
         if execution is not None and self._is_next_attempt(execution.request):
             lock = execution.lock
             if lock is not None and lock.key == key and hands_over(self._lock):
-                return self._hand_over(execution)
+                return self._hand_over(lock, execution.request.hostname)
             self._attempt_of = execution
             self._header = self._header._replace(number=execution.number, unmerged=self._lock.arguments != "first")
         elif self._options.get("retries"):
@@ -265,13 +266,13 @@ class Publication:
             server_of(self._plan.app).keeper.later(key, time.monotonic() + ttl, lambda store: store.send(command))
         return result
 
-    def _hand_over(self, execution: Execution) -> LockedResult:
+    def _hand_over(self, lock: HeldLock, hostname: str | None) -> LockedResult:
         """Send the next attempt. This run hands its key over when it ends, after its `finally` blocks."""
-        claim, key = tokens.mint_nonce(), execution.lock.key if execution.lock else None
-        token, ttl = self._token(claim, execution.request.hostname), self._reservation_ttl()
-        self._header = self._header._replace(claim=claim, key=key)
+        claim = tokens.mint_nonce()
+        token, ttl = self._token(claim, hostname), self._reservation_ttl()
+        self._header = self._header._replace(claim=claim, key=lock.key)
         result = self.send()
-        execution.hand_over(token, ttl)
+        lock.hold = lock.hold.handed_over(token, ttl)
         return result
 
     def _take(self, key: str) -> LockedResult:
