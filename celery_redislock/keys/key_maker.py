@@ -73,18 +73,17 @@ class KeyMaker:
         self.bind = binder(task, signature)
         parameters = tuple(signature.parameters)
         self._namer: Callable[[Arguments], str | list[str]]
-        #: The parameters that make up the name; None if all do, or if `lock_key` is a callable, which may use any.
-        self._needed: frozenset[str] | None = None
         if lock_key is None:
             chosen = parameters if lock_args is None else tuple(lock_args)
             self._namer = _digest_namer(task, parameters, chosen, remedy)
             self._fields = frozenset(chosen)
-            self._needed = None if lock_args is None else self._fields
         elif callable(lock_key):
             self._namer = _callable_namer(task, lock_key, option)
         else:
             self._namer = template_namer(task, parameters, lock_key, option)
-            self._needed = self._fields = frozenset(name for _, name in parse_template(task, lock_key, option) if name)
+            self._fields = frozenset(name for _, name in parse_template(task, lock_key, option) if name)
+        #: `_fields`, which `completed` needs; None also if all parameters make up the name.
+        self._needed = None if lock_args is None and lock_key is None else self._fields
 
     def completed(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], others: Sequence[KeyMaker] = ()
