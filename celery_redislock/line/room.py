@@ -274,7 +274,7 @@ class Room:
         elif self._keeping is not None and line.first is self._keeping.waiter:
             self._keep(self._keeping)
         elif not line.is_called_in_vain:
-            self._lines.set_aside(line, is_out=self._is_out(line))
+            self._lines.set_aside(line, is_out=self.is_out(line.demand.key))
         else:
             self._lines.within(line, SHORT_LOOK)
             if is_offered:
@@ -346,7 +346,7 @@ class Room:
         """
         for number, demand in enumerate(demands):
             line = self._lines.of(demand)
-            was_out, reply = self._is_out(line), None
+            was_out, reply = self.is_out(demand.key), None
             if not line.is_before(waiter):
                 try:
                     reply = self._stand_for(waiter, line)
@@ -448,7 +448,7 @@ class Room:
         If the server has just stopped answering, tell all waiters for its keys. A line that cannot be left now expires
         by itself.
         """
-        was_out = self._is_out(line)
+        was_out = self.is_out(line.demand.key)
         try:
             send()
         except LockUnavailable as error:
@@ -459,7 +459,7 @@ class Room:
 
     def _failed(self, line: Line, error: LockUnavailable, *, was_out: bool) -> None:
         outage = self._outage_of(line)
-        others = [*self._lines.by_name.values()] if self._is_out(line) and not was_out else []
+        others = [*self._lines.by_name.values()] if outage.unreachable is not None and not was_out else []
         for one in {line, *(one for one in others if self._outage_of(one) is outage)}:
             self._refused(one, error)
 
@@ -483,6 +483,3 @@ class Room:
 
     def _outage_of(self, line: Line) -> Outage:
         return self._store.outage_of(line.demand.key)
-
-    def _is_out(self, line: Line) -> bool:
-        return self._outage_of(line).unreachable is not None
