@@ -183,8 +183,7 @@ class Line:
 
     def is_before(self, waiter: Waiter) -> bool:
         """Whether another waiter of this room goes before `waiter` in this line."""
-        first = self.waiters.first(1)
-        return bool(first) and first[0] is not waiter and first[0].rank <= waiter.rank
+        return any(one is not waiter and one.rank <= waiter.rank for one in self.waiters.first(1))
 
     def next_rank(self, waiter: Waiter) -> int | None:
         """The rank of the first waiter but `waiter`; None if there is none."""

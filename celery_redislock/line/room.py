@@ -251,8 +251,7 @@ class Room:
 
     def _displace(self, name: str) -> None:
         line = self._lines.by_name.get(name)
-        last = line.waiters.last if line and line.waiters else None
-        if last is not None and last.may_be_displaced and self._take_out(last):
+        if line and line.waiters and (last := line.waiters.last).may_be_displaced and self._take_out(last):
             self._lines.soon(name)
             last.displaced()
 
