@@ -144,8 +144,7 @@ class Term:
         for other in self._under_way:
             other.counts = min(other.counts, ttl)
             renewal.counts = min(renewal.counts, other.ttl)
-        if self._in_doubt < renewal.counts:
-            renewal.counts = self._in_doubt
+        renewal.counts = min(renewal.counts, self._in_doubt)
         self._under_way.append(renewal)
         if renewal.sent_at + ttl * TRUSTED < self.deadline:
             self._count(renewal.sent_at, ttl)
