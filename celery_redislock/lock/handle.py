@@ -360,16 +360,13 @@ class Handle:
             LockConfigError: The lock is held without a fence, and this object asks for one.
         """
         entry = entry_of_context(server, self.key)
-        if entry is not None:
-            check_fence(entry.held, self._fence)
-            return entry
-        held = self._held_around(server.store)
+        held = entry.held if entry else self._held_around(server.store)
         if held is None:
             return None
         check_fence(held, self._fence)
-        mine = self._entry()
-        if mine is not None and mine.held is held:  # this object has entered that lock before
-            return mine
+        entry = entry or self._entry()
+        if entry is not None and entry.held is held:  # otherwise this object has not entered that lock before
+            return entry
         return Entry(held, server, is_own=False)
 
     def _held_around(self, store: LockStore) -> HeldLock | None:
