@@ -40,16 +40,12 @@ def _is_seconds(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
 
 
-def _is_seconds_or_zero(value: Any) -> bool:
-    return _is_seconds(value) or (value == 0 and value is not False)
-
-
 def _seconds(default: float) -> Rule:
     return Rule(default, "seconds greater than 0, int or float", _is_seconds)
 
 
 def _seconds_or_zero(default: float) -> Rule:
-    return Rule(default, "seconds, 0 or greater, int or float", _is_seconds_or_zero)
+    return Rule(default, "seconds, 0 or greater, int or float", lambda v: _is_seconds(v) or (v == 0 and v is not False))
 
 
 def _seconds_or_none() -> Rule:
