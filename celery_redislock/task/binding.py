@@ -137,7 +137,7 @@ def own_options(cls: TaskClass) -> dict[str, Any]:
     }
 
 
-def warn_of_leftovers(cls: type[Task[..., Any]], plan: LockPlan) -> None:
+def warn_of_leftovers(cls: TaskClass, plan: LockPlan) -> None:
     """Warn once per process about each option of another plugin on a task, and say what to write instead.
 
     What is said before logging is set up does not count: a worker says it again at its start, and then its log has it.
@@ -159,7 +159,7 @@ def is_of_another_plugin(base: type) -> bool:
     return issubclass(base, Task) and not issubclass(base, LockAttributes)
 
 
-def _leftovers_of(cls: type[Task[..., Any]]) -> Iterator[tuple[str, Any]]:
+def _leftovers_of(cls: TaskClass) -> Iterator[tuple[str, Any]]:
     others = [base for base in cls.__mro__ if is_of_another_plugin(base)]
     for name in _PLUGINS:
         value = getattr(cls, name, None)
@@ -206,9 +206,7 @@ def refused_in(app: Celery, error: LockConfigError) -> LockConfigError:
     )
 
 
-def guard(
-    cls: type[Task[..., Any]], name: str, body: Callable[..., Any], is_locked: Callable[[], bool]
-) -> Callable[..., Any]:
+def guard(cls: TaskClass, name: str, body: Callable[..., Any], is_locked: Callable[[], bool]) -> Callable[..., Any]:
     """Wrap a task's body so that it runs only after its lock was requested.
 
     The wrapper raises LockConfigError if a worker did not run `LockedTask.before_start`, and raises that hook's error
