@@ -5,7 +5,6 @@ Where a test fails, its message tells the way to the broken promise, step by ste
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 
 import pytest
@@ -27,7 +26,6 @@ from .merging_explore import (
     SWALLOWED,
     THREE_CALLS,
     TWO_CALLS,
-    Exploration,
     explore,
 )
 from .merging_real import Keys, follow, plain, small_acquires, small_merges
@@ -59,19 +57,6 @@ FOUND_IN = {
     Mistake.REFUSED_KEEPS_ITS_PLACE: (EXPIRED, Promise.LATEST),
 }
 NEEDED_IN = {Excuse.PUBLISHED_TWICE: (RETRIED_TWICE, Promise.LATEST)}
-
-
-@pytest.fixture(scope="module")
-def explorations() -> Iterator[dict[str, Exploration]]:
-    """All scenarios, by their names, under the true rules; not for the garbage collector to look at: see conftest."""
-    gc.disable()
-    try:
-        made = {scenario.name: explore(scenario) for scenario in SCENARIOS}
-        gc.freeze()
-    finally:
-        gc.enable()
-    yield made
-    made.clear()
 
 
 @pytest.mark.parametrize("name", [scenario.name for scenario in SCENARIOS])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 from collections.abc import Iterator
 
@@ -26,15 +25,7 @@ FOUND_IN = {
 }
 KEY, SPENT = "{rated}", 60.0
 
-pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(autouse=True)
-def _without_collector() -> Iterator[None]:
-    """The garbage collector would look at all states again and again."""
-    gc.disable()
-    yield
-    gc.enable()
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("without_collector")]
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-
 import pytest
 
 from promises import Promise
@@ -48,15 +45,7 @@ FOUND_IN = {
     Mistake.FIRST_GRANT_STAYS: (LOST, Promise.AT_MOST_N),
 }
 
-pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(autouse=True)
-def _without_collector() -> Iterator[None]:
-    """The garbage collector would look at all states again and again."""
-    gc.disable()
-    yield
-    gc.enable()
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("without_collector")]
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
