@@ -135,7 +135,7 @@ class Publication:
     """
 
     __slots__ = (
-        *("_attempt_of", "_call", "_header", "_is_bare", "_lock", "_options", "_plan", "_send", "_task"),
+        *("_attempt_of", "_call", "_header", "_is_bare", "_lock_options", "_options", "_plan", "_send", "_task"),
         *("hold", "is_unique", "needs_key"),
     )
 
@@ -146,9 +146,9 @@ class Publication:
     ) -> None:
         self._task = task
         self._plan = plan
-        self._lock = lock = plan.options_of(given) if given else plan.options
-        self.is_unique = lock.scope != "run"
-        self.needs_key = self.is_unique or lock.hold_on_retry
+        self._lock_options = lock_options = plan.options_of(given) if given else plan.options
+        self.is_unique = lock_options.scope != "run"
+        self.needs_key = self.is_unique or lock_options.hold_on_retry
         self._options = options
         self._is_bare = is_bare(options)
         self._send = send
@@ -211,15 +211,16 @@ class Publication:
                 publish is bare.
             Exception: Any error from the broker. The key has been released.
         """
+        is_mergeable = self._lock_options.arguments != "first"
         if execution is not None and self._is_next_attempt(execution.request):
             lock = execution.lock
-            if lock is not None and lock.key == key and hands_over(self._lock):
+            if lock is not None and lock.key == key and hands_over(self._lock_options):
                 return self._hand_over(lock, execution.request.hostname)
             self._attempt_of = execution
-            self._header = self._header._replace(number=execution.number, unmerged=self._lock.arguments != "first")
+            self._header = self._header._replace(number=execution.number, unmerged=is_mergeable)
         elif self._options.get("retries"):
             return self._send_on()
-        if self._lock.arguments != "first":
+        if is_mergeable:
             self._call = self._call_of(args, kwargs)
             return self.send() if self._call is None else self._take(key)
         return self._take(key) if self.is_unique else self.send()
@@ -230,7 +231,7 @@ class Publication:
         Raises:
             LockConfigError, EncodeError: As in `write_call`.
         """
-        run, options, lock = self._attempt_of, self._options, self._lock
+        run, options, lock_options = self._attempt_of, self._options, self._lock_options
         if not self._is_bare and not (run and run.number):
             return None
         body = write_call(self._task.name, options.get("serializer") or self._task.serializer, args, kwargs)
@@ -242,14 +243,14 @@ class Publication:
             return None  # Celery raises the error
         return Call(
             body,
-            channel_of(ALL_ROOMS, server_of(self._plan.app).keyprefix) if lock.arguments == "all" else None,
+            channel_of(ALL_ROOMS, server_of(self._plan.app).keyprefix) if lock_options.arguments == "all" else None,
             max(0.0, due_in or 0.0),
             None if expires_in is None else max(0.0, expires_in),
-            None if run else lock.debounce,
-            lock.debounce_max,
+            None if run else lock_options.debounce,
+            lock_options.debounce_max,
             run.number if run else 0,
             run is not None,
-            self._causes if lock.on_conflict == "replace" and not (run or due_in) else None,
+            self._causes if lock_options.on_conflict == "replace" and not (run or due_in) else None,
         )
 
     def _is_next_attempt(self, request: Any) -> bool:
@@ -281,13 +282,13 @@ class Publication:
         place = keys_of(key).queued
         token = self._token(tokens.mint_nonce(), socket.gethostname(), tokens.SENDING)
         window = keys_of(key).window(token.task_field)
-        self.hold = Hold(Demand(key), token, places=(place,) if self._lock.window is None else (place, window))
+        self.hold = Hold(Demand(key), token, places=(place,) if self._lock_options.window is None else (place, window))
         try:
             is_asked = self._is_bare or self._call is not None
             answer = self._reserve(key) if is_asked else self._reserve_if_free(key, place)
         except LockUnavailable as error:
             signals.lock_unavailable.send(sender=self._task, key=key, error=error)
-            if self._lock.on_outage == "raise" and self._is_bare:
+            if self._lock_options.on_outage == "raise" and self._is_bare:
                 raise
             return self.send()  # the run asks Redis again, and does what the options say
         self._header = self._header._replace(unmerged=False)
@@ -316,7 +317,7 @@ class Publication:
         """
         task, passed, latest, merged = self._task, Passed(), time.monotonic() + LONGEST_WAIT, None
         waits_for, ends, pause = "", latest, SHORTEST_PAUSE
-        ended = partial(has_ended, task, cools_down=self._plan.cools_down(self._lock))
+        ended = partial(has_ended, task, cools_down=self._plan.cools_down(self._lock_options))
         while not isinstance(found := self._ask(passed), Reserved):
             if isinstance(found, Merged):
                 merged = Answer(found.info(key), how="merged") if found.ticket else merged
@@ -347,14 +348,14 @@ class Publication:
 
     def _ask(self, passed: Passed) -> Reserved | Merged | Outstanding:
         store = server_of(self._plan.app).store
-        options = self._lock
+        options = self._lock_options
         if self._call is not None:
             return store.merge(self, options.lease, options.queue_ttl, passed, self._call)
         return store.reserve(self, options.lease, passed, in_queue=self._is_of_queue, window=options.window)
 
     @property
     def _is_of_queue(self) -> bool:
-        return self._lock.scope == "queue"
+        return self._lock_options.scope == "queue"
 
     @property
     def _causes(self) -> frozenset[str]:
@@ -423,7 +424,7 @@ class Publication:
         return tokens.mint(claim, attempt, self._plan.origin(hostname), state)
 
     def _reservation_ttl(self) -> float:
-        return reservation_ttl(self._plan.app, self._lock, self._options, self._task.expires)
+        return reservation_ttl(self._plan.app, self._lock_options, self._options, self._task.expires)
 
 
 if TYPE_CHECKING:
