@@ -231,26 +231,26 @@ class Publication:
         Raises:
             LockConfigError, EncodeError: As in `write_call`.
         """
-        run, options, lock_options = self._attempt_of, self._options, self._lock_options
+        app, run, options, lock_options = self._plan.app, self._attempt_of, self._options, self._lock_options
         if not self._is_bare and not (run and run.number):
             return None
         body = write_call(self._task.name, options.get("serializer") or self._task.serializer, args, kwargs)
         if len(body) > LONGEST_BODY:
             return None
         moments = options.get("countdown") or options.get("eta"), options.get("expires", self._task.expires)
-        due_in, expires_in = seconds = [seconds_until(self._plan.app, moment) for moment in moments]
+        due_in, expires_in = seconds = [seconds_until(app, moment) for moment in moments]
         if [one is None for one in seconds] != [one is None for one in moments] or math.inf in seconds:
             return None  # Celery raises the error
         return Call(
-            body,
-            channel_of(ALL_ROOMS, server_of(self._plan.app).keyprefix) if lock_options.arguments == "all" else None,
-            max(0.0, due_in or 0.0),
-            None if expires_in is None else max(0.0, expires_in),
-            None if run else lock_options.debounce,
-            lock_options.debounce_max,
-            run.number if run else 0,
-            run is not None,
-            self._causes if lock_options.on_conflict == "replace" and not (run or due_in) else None,
+            body=body,
+            channel=channel_of(ALL_ROOMS, server_of(app).keyprefix) if lock_options.arguments == "all" else None,
+            due_in=max(0.0, due_in or 0.0),
+            expires_in=None if expires_in is None else max(0.0, expires_in),
+            debounce=None if run else lock_options.debounce,
+            debounce_max=lock_options.debounce_max,
+            number=run.number if run else 0,
+            is_retry=run is not None,
+            stops_but=self._causes if lock_options.on_conflict == "replace" and not (run or due_in) else None,
         )
 
     def _is_next_attempt(self, request: Any) -> bool:
