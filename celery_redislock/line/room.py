@@ -139,7 +139,7 @@ class Room:
         self._post(partial(self._lines.soon, line))
         return line in self._lines.by_name
 
-    def make_room(self, line: str) -> None:
+    def displace_last(self, line: str) -> None:
         """Displace the last waiter in `line`, if it may be displaced."""
         self._post(partial(self._displace, line))
 

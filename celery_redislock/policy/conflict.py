@@ -91,7 +91,7 @@ class RunWithout(NamedTuple):
     """The body runs without the lock."""
 
 
-def on_outage(message: Delivery, waited: float, options: LockOptions) -> Refuse | RunWithout | ComeBack:
+def on_outage(delivery: Delivery, waited: float, options: LockOptions) -> Refuse | RunWithout | ComeBack:
     """Decide what happens to a run when the lock server does not answer, or refuses the command.
 
     `waited` is the time since its message first had to wait, in seconds.
@@ -99,7 +99,7 @@ def on_outage(message: Delivery, waited: float, options: LockOptions) -> Refuse 
     if options.on_outage == "run":
         return RunWithout()
     is_late = options.wait_for is not None and waited >= options.wait_for
-    return Refuse() if options.on_outage == "raise" or is_late else ComeBack(message.has_begun)
+    return Refuse() if options.on_outage == "raise" or is_late else ComeBack(delivery.has_begun)
 
 
 # Decisions for a publish.

@@ -378,18 +378,18 @@ class LockAttributes:
     """Hand out a fencing number, ``self.lock.fence``. False by default. See docs/fencing.md."""
 
 
-def reservation_ttl(app: Celery, lock: LockOptions, options: Mapping[str, Any], expires: Any) -> float:
+def reservation_ttl(app: Celery, lock_options: LockOptions, options: Mapping[str, Any], expires: Any) -> float:
     """How long a key is reserved for a message, in seconds.
 
     That is `lock_queue_ttl` plus the message's delay, but at most until the message expires.
 
     Args:
         app: The task's app.
-        lock: The lock options of the message.
+        lock_options: The lock options of the message.
         options: The options of the publish, of which `countdown`, `eta` and `expires` matter.
         expires: The task's own `expires`, for a publish without one.
     """
-    ttl = lock.queue_ttl + max(0.0, seconds_until(app, options.get("countdown") or options.get("eta")) or 0.0)
+    ttl = lock_options.queue_ttl + max(0.0, seconds_until(app, options.get("countdown") or options.get("eta")) or 0.0)
     end = seconds_until(app, options.get("expires", expires))
     return ttl if end is None else min(ttl, end)
 

@@ -195,7 +195,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         else:
             room.enter(waiting)
             if sum(map(len, tuple(self._rooms))) > request.task.lock_plan.waiting_limit:
-                room.make_room(waiting.line)
+                room.displace_last(waiting.line)
         self._starter.wake_up()  # an event loop may sleep for a second while a pool thread calls this
         if self._consumer is None:  # this step was stopped in the meantime
             self._let_go_of_all()
