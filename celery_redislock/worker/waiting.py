@@ -111,7 +111,7 @@ class WaitingRoom(bootsteps.StartStopStep):
     def _let_go_of_all(self, channel: Any = None) -> None:
         """Take out all messages that wait here, if any, and let them wait somewhere else."""
         gone = self._take_calls()
-        for room in tuple(self._rooms):
+        for room in self.rooms:
             room.hosts.discard(self)
             gone += room.leave_all(self._in(room))
         gone += self._take_calls() + self._handover.take_back()  # from here on, the rooms' threads add no more
@@ -158,7 +158,7 @@ class WaitingRoom(bootsteps.StartStopStep):
     def may_keep(self, request: Any) -> bool:
         """Whether the message of `request` can wait here if its key is not free."""
         consumer = self._consumer
-        count = sum(map(len, tuple(self._rooms)))
+        count = sum(map(len, self.rooms))
         plan = request.task.lock_plan
         if consumer is None or (count >= plan.waiting_limit and plan.options.fair is None):
             return False
@@ -194,7 +194,7 @@ class WaitingRoom(bootsteps.StartStopStep):
             self._handover.leave(waiting)
         else:
             room.enter(waiting)
-            if sum(map(len, tuple(self._rooms))) > request.task.lock_plan.waiting_limit:
+            if sum(map(len, self.rooms)) > request.task.lock_plan.waiting_limit:
                 room.displace_last(waiting.line)
         self._starter.wake_up()  # an event loop may sleep for a second while a pool thread calls this
         if self._consumer is None:  # this step was stopped in the meantime
@@ -281,7 +281,7 @@ class WaitingRoom(bootsteps.StartStopStep):
     # These methods run in the thread that gives messages to the pool.
 
     def _ask_rooms(self) -> None:
-        for room in tuple(self._rooms):
+        for room in self.rooms:
             room.wake()
 
     def _run_calls(self) -> float:
@@ -334,7 +334,7 @@ class WaitingRoom(bootsteps.StartStopStep):
                 self._run(consumer, one)
 
     def _is_waited(self) -> bool:
-        return any(map(len, tuple(self._rooms)))
+        return any(map(len, self.rooms))
 
     def _run(self, consumer: Any, waiting: WaitingMessage) -> None:
         request, name = waiting.request, waiting.group
