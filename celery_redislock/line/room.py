@@ -230,7 +230,7 @@ class Room:
             self._ask(ready, partial(self._stand, ready))
         for line, is_offered in due.items():
             if line.aside is not None:
-                self._ask(line, partial(self._decline if is_offered else self._enter, line))
+                self._ask(line, partial(self._decline if is_offered else self._enter_line, line))
         aside, keeping = self._lines.counts, self._keeping
         if keeping is not None and keeping.has_all:
             aside[keeping.waiter.group] = aside.get(keeping.waiter.group, 0) + 1
@@ -269,7 +269,7 @@ class Room:
         line.is_offered = is_offered
         if not line.waiters:
             self._lines.drop(line)
-            self._leave(line)
+            self._leave_line(line)
         elif self._keeping is not None and line.first is self._keeping.waiter:
             self._keep(self._keeping)
         elif not line.is_called_in_vain:
@@ -277,11 +277,11 @@ class Room:
         else:
             self._lines.within(line, SHORT_LOOK)
             if is_offered:
-                self._leave(line)
+                self._leave_line(line)
 
     # These methods send a command. They raise LockUnavailable if Redis does not answer, or refuses the command.
 
-    def _leave(self, line: Line) -> None:
+    def _leave_line(self, line: Line) -> None:
         """Leave `line` unless the room is known not to be in it."""
         if line.rank is not None:
             self._store_of(line).leave(line.demand, self.token)
@@ -290,9 +290,9 @@ class Room:
     def _decline(self, line: Line) -> None:
         """Leave `line`, whose key is offered to the room: its first waiter has no slot."""
         line.has_declined, line.is_offered = True, False
-        self._leave(line)
+        self._leave_line(line)
 
-    def _enter(self, line: Line) -> None:
+    def _enter_line(self, line: Line) -> None:
         """Stand in `line` with the rank of its first waiter, which has no slot, until the key is offered."""
         if line.must_enter:
             line.stand(line.first.rank)  # before asking: the answer may be lost
@@ -460,9 +460,9 @@ class Room:
         outage = self._outage_of(line)
         others = [*self._lines.by_name.values()] if outage.unreachable is not None and not was_out else []
         for one in {line, *(one for one in others if self._outage_of(one) is outage)}:
-            self._refused(one, error)
+            self._unavailable(one, error)
 
-    def _refused(self, line: Line, error: LockUnavailable) -> None:
+    def _unavailable(self, line: Line, error: LockUnavailable) -> None:
         if not line.waiters:
             self._lines.drop(line)
             return
