@@ -16,6 +16,7 @@ from .messages import Ending, Message
 from .publishing import Publisher
 from .rooms import Rooms
 from .rules import EXCUSES, Mistake
+from .search import first_that_never_ends
 from .server import Key, Server
 from .steps import Steps
 from .world import Faults, World
@@ -148,7 +149,7 @@ def explore(
                     states.append(new)
             if not step.is_too_late:
                 before.setdefault(to, []).append(at)
-    stuck = _first_that_never_ends(states, before)
+    stuck = first_that_never_ends(states, {one for one in states if one.world.is_over}, before)
     if stuck:
         exploration.break_promise(Promise.ENDS, stuck)
     return exploration
@@ -185,15 +186,3 @@ def _are_too_many(running: list[Execution], limits: Sequence[int]) -> bool:
     claimless = [one.limit for one in running if not one.message.claim]
     lower = (sum(own <= limit for own in claimless) > limit for limit in limits)
     return len(running) > max(limits) or any(lower)
-
-
-def _first_that_never_ends(states: Sequence[State], before: Before) -> State | None:
-    """A state from which no state that is over can be reached; None where there is none."""
-    ends = {one for one in states if one.world.is_over}
-    waiting = list(ends)
-    while waiting:
-        for one in before.get(waiting.pop(), ()):
-            if one not in ends:
-                ends.add(one)
-                waiting.append(one)
-    return next((one for one in states if one not in ends), None)

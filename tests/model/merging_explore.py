@@ -10,6 +10,7 @@ from promises import Excuse, Promise
 from .memory import forget
 from .merging import Command, Merge, Mistake, Server
 from .merging_world import Publisher, Scenario, Steps, World
+from .search import first_that_never_ends
 from .world import Faults
 
 #: The excuses that this model needs. A test shows that it needs each of them.
@@ -138,7 +139,7 @@ def explore(
                     return found.break_promise(promise, world)
                 states.append(world)
             before.setdefault(world, []).append(at)
-    stuck = _first_that_never_ends(states, before)
+    stuck = first_that_never_ends(states, {one for one in states if one.is_over}, before)
     return found.break_promise(Promise.ENDS, stuck) if stuck else found
 
 
@@ -150,15 +151,3 @@ def _broken_in(world: World) -> Promise | None:
     if queued and queued.nonce not in world.history.failed:
         return Promise.RESERVED
     return Promise.LATEST if world.history.owed else None
-
-
-def _first_that_never_ends(states: list[World], before: dict[World, list[World]]) -> World | None:
-    """A state from which no state that is over can be reached; None where there is none."""
-    ends = {one for one in states if one.is_over}
-    waiting = list(ends)
-    while waiting:
-        for one in before.get(waiting.pop(), ()):
-            if one not in ends:
-                ends.add(one)
-                waiting.append(one)
-    return next((one for one in states if one not in ends), None)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from promises import Promise
 
 from .memory import quick
+from .search import Exploration, search
 from .world import Faults
 
 
@@ -224,45 +225,7 @@ class Steps:
         return world._replace(permits=permits, begun=begun)
 
 
-class Exploration(NamedTuple):
-    """What was found: every state, and the first broken promise with the way to it."""
-
-    states: dict[World, tuple[World, str] | None]
-    broken: Promise | None = None
-    trace: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return "\n  ".join([str(self.broken or f"{len(self.states)} states, nothing broken"), *self.trace])
-
-
 def explore(scenario: Scenario, mistakes: Set[Mistake] = frozenset()) -> Exploration:
     """Find all that can happen in `scenario`, breadth first, until a promise is broken."""
-    steps = Steps(scenario, mistakes)
     queue = tuple(Message("abc"[number]) for number in range(scenario.messages))
-    start = World((None,) * scenario.permits, queue, scenario.faults)
-    found: dict[World, tuple[World, str] | None] = {start: None}
-    states, before = [start], dict[World, list[World]]()
-    for at in states:  # what is found meanwhile is appended
-        for label, world, broken in steps.of(at):
-            if broken:
-                return Exploration(found, broken, (*_way_to(found, at), label))
-            if world not in found:
-                found[world] = (at, label)
-                states.append(world)
-            before.setdefault(world, []).append(at)
-    ends = {one for one in states if one.is_over}
-    waiting = list(ends)
-    while waiting:
-        new = [one for one in before.get(waiting.pop(), ()) if one not in ends]
-        ends.update(new)
-        waiting += new
-    stuck = next((one for one in states if one not in ends), None)
-    return Exploration(found, Promise.ENDS, tuple(_way_to(found, stuck))) if stuck else Exploration(found)
-
-
-def _way_to(found: dict[World, tuple[World, str] | None], world: World) -> list[str]:
-    labels, way = list[str](), found[world]
-    while way is not None:
-        labels.append(way[1])
-        way = found[way[0]]
-    return labels[::-1]
+    return search(World((None,) * scenario.permits, queue, scenario.faults), Steps(scenario, mistakes).of)

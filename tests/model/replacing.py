@@ -13,6 +13,7 @@ from typing import NamedTuple
 from promises import Promise
 
 from .memory import quick
+from .search import Exploration, search
 from .world import Faults
 
 
@@ -286,46 +287,11 @@ class Steps:
             yield Step(f"{run.nonce} dies {run.phase.value}", dead.enqueue(message))
 
 
-class Exploration(NamedTuple):
-    """What was found: every state, and the first broken promise with the way to it."""
-
-    states: dict[World, tuple[World, str] | None]
-    broken: Promise | None = None
-    trace: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return "\n  ".join([str(self.broken or f"{len(self.states)} states, nothing broken"), *self.trace])
-
-
 def explore(scenario: Scenario, mistakes: Set[Mistake] = frozenset()) -> Exploration:
     """Find all that can happen in `scenario`, breadth first, until a promise is broken."""
-    steps = Steps(scenario, mistakes)
     start = World((Stage.NEW,) * scenario.calls, (0,) * scenario.calls, scenario.faults)
-    found: dict[World, tuple[World, str] | None] = {start: None}
-    states, before = [start], dict[World, list[World]]()
-    for at in states:  # what is found meanwhile is appended
-        if at.is_over and at.accepted > at.done:
-            return Exploration(found, Promise.LATEST, tuple(_way_to(found, at)))
-        for label, world, broken in steps.of(at):
-            if broken:
-                return Exploration(found, broken, (*_way_to(found, at), label))
-            if world not in found:
-                found[world] = (at, label)
-                states.append(world)
-            before.setdefault(world, []).append(at)
-    ends = {one for one in states if one.is_over}
-    waiting = list(ends)
-    while waiting:
-        new = [one for one in before.get(waiting.pop(), ()) if one not in ends]
-        ends.update(new)
-        waiting += new
-    stuck = next((one for one in states if one not in ends), None)
-    return Exploration(found, Promise.ENDS, tuple(_way_to(found, stuck))) if stuck else Exploration(found)
+    return search(start, Steps(scenario, mistakes).of, _broken_in)
 
 
-def _way_to(found: dict[World, tuple[World, str] | None], world: World) -> list[str]:
-    labels, way = list[str](), found[world]
-    while way is not None:
-        labels.append(way[1])
-        way = found[way[0]]
-    return labels[::-1]
+def _broken_in(world: World) -> Promise | None:
+    return Promise.LATEST if world.is_over and world.accepted > world.done else None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Set
-from typing import NamedTuple
 
 from promises import Promise
 
+from .search import Exploration
 from .several import IN_SLOT, Steps
 from .several_world import Message, Mistake, Place, Scenario, State, World, wanted
 
@@ -38,17 +38,6 @@ def broken_in(world: World, scenario: Scenario) -> Promise | None:
             return Promise.RESERVED
     keepers = [one.room for one in world.messages if one.keeps]
     return Promise.RESERVED if len(keepers) > len(set(keepers)) else None
-
-
-class Exploration(NamedTuple):
-    """What was found: every state, and the first broken promise with the way to it."""
-
-    states: dict[World, int]
-    broken: Promise | None = None
-    trace: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return "\n  ".join([str(self.broken or f"{len(self.states)} states, nothing broken"), *self.trace])
 
 
 #: The steps from each state: whose step it is, and the state that it leads to.
