@@ -13,8 +13,8 @@ from kombu.exceptions import EncodeError, OperationalError
 from celery_redislock.app import PRIVATE_BACKENDS, backend_scheme
 from celery_redislock.errors import LockConflict, LockInfo, RedisLockError, describe, shown
 from celery_redislock.policy.join import joined_of, moment_of
-from celery_redislock.policy.replace import is_replaced
-from celery_redislock.policy.skip import is_skipped, is_superseded
+from celery_redislock.policy.replace import Replaced
+from celery_redislock.policy.skip import Skipped, is_skipped
 from celery_redislock.policy.wait import LONGEST_PAUSE_WHILE_FULL
 from celery_redislock.protocol.tokens import RUNNING, known_as
 
@@ -99,9 +99,9 @@ class Result(NamedTuple):
             case states.SUCCESS, _:
                 return "done", Say.DONE
             case states.REVOKED, _:
-                if is_superseded(self.reason):
+                if Skipped.SUPERSEDED.is_told_by(self.reason):
                     return "superseded", Say.SUPERSEDED
-                if is_replaced(self.reason):
+                if Replaced.STOPPED.is_told_by(self.reason):
                     return "replaced", Say.REPLACED
                 return ("skipped", Say.SKIPPED) if is_skipped(self.reason) else ("revoked", Say.REVOKED)
             case states.FAILURE, RedisLockError():

@@ -38,6 +38,10 @@ class Reason(Enum):
     def __init__(self, state: str | None, text: str = "", is_conflict: bool = True, has_run: bool = False) -> None:
         self.state, self.text, self.is_conflict, self.has_run = state, text, is_conflict, has_run
 
+    def is_told_by(self, text: str) -> bool:
+        """Whether `text`, which is stored with a result, tells this reason."""
+        return text.startswith(self.text.partition("{")[0])
+
 
 class Place(NamedTuple):
     """The place in line of a message that waits in the worker's main process."""

@@ -46,8 +46,3 @@ def end_replaced(message: Message, newer: str, *, has_run: bool) -> NoReturn:
     logger.info("%s: %s; its result is REVOKED (replace)", message.name, text, extra=about)
     signals.lock_replaced.send(sender=message.task, key=message.demand.key, task_id=newer)
     revoke(message, Verdict("replace", reason, text, holder_id=newer))
-
-
-def is_replaced(text: str) -> bool:
-    """Whether `text`, the reason that is stored with a REVOKED, tells that a newer call has replaced the run."""
-    return text.startswith(Replaced.STOPPED.text.partition("{")[0])

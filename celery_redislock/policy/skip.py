@@ -84,13 +84,7 @@ def supersede(message: Message, newer: str | None) -> NoReturn:
 
 def is_skipped(text: str) -> bool:
     """Whether `text`, the reason that is stored with a REVOKED, tells that the policy has skipped a duplicate."""
-    duplicates = (Skipped.DUPLICATE, Skipped.COOLING, Skipped.SPENT)
-    return text.startswith(tuple(one.text.partition("{")[0] for one in duplicates))
-
-
-def is_superseded(text: str) -> bool:
-    """Whether `text`, the reason that is stored with a REVOKED, tells that a run with a newer call has begun."""
-    return text.startswith(Skipped.SUPERSEDED.text.partition("{")[0])
+    return any(one.is_told_by(text) for one in (Skipped.DUPLICATE, Skipped.COOLING, Skipped.SPENT))
 
 
 def revoke(message: Message, verdict: Verdict) -> NoReturn:

@@ -31,8 +31,8 @@ from celery_redislock.policy.conflict import (
 )
 from celery_redislock.policy.join import Join, Joined, Joining, Outcome, joined_of, moment_of, note_joined, on_joining
 from celery_redislock.policy.raise_ import Fail
-from celery_redislock.policy.replace import Replaced, is_replaced
-from celery_redislock.policy.skip import Skip, Skipped, is_skipped, is_superseded
+from celery_redislock.policy.replace import Replaced
+from celery_redislock.policy.skip import Skip, Skipped, is_skipped
 from celery_redislock.policy.wait import ComeBack, Wait, Waiting
 from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.scripts import Passed
@@ -293,16 +293,17 @@ def test_a_run_is_not_dropped_in_favour_of_a_job_that_is_being_sent() -> None:
         (Skipped.SPENT, is_skipped),
         (Skipped.EXPIRED, None),
         (Skipped.DROPPED, None),
-        (Skipped.SUPERSEDED, is_superseded),
-        (Replaced.STOPPED, is_replaced),
-        (Replaced.NOT_BEGUN, is_replaced),
+        (Skipped.SUPERSEDED, Skipped.SUPERSEDED.is_told_by),
+        (Replaced.STOPPED, Replaced.STOPPED.is_told_by),
+        (Replaced.NOT_BEGUN, Replaced.STOPPED.is_told_by),
         (Joined.REVOKED, None),
     ],
     ids=lambda one: getattr(one, "__name__", str(one)),
 )
 def test_the_text_of_a_revoked_tells_what_has_become_of_the_run(reason: Reason, is_one: object) -> None:
     text = reason.text.format("holder")
-    assert [ask for ask in (is_skipped, is_superseded, is_replaced) if ask(text)] == ([is_one] if is_one else [])
+    asks = (is_skipped, Skipped.SUPERSEDED.is_told_by, Replaced.STOPPED.is_told_by)
+    assert [ask for ask in asks if ask(text)] == ([is_one] if is_one else [])
 
 
 def test_a_date_without_a_zone_is_utc_and_what_is_no_date_is_none() -> None:
