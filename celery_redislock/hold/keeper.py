@@ -52,7 +52,7 @@ class Keeper:
             is woken.
     """
 
-    def __init__(self, store: LockStore, command_time: float, sends_late: LockStore | None = None) -> None:
+    def __init__(self, store: LockStore, command_time: float, sends_late: LockStore) -> None:
         self._store = store
         self._sends_late = sends_late
         self._linger_until = 0.0
@@ -135,24 +135,13 @@ class Keeper:
         if not self._held:
             self._failures = 0  # without locks, no renewal would show that Redis answers again
         self._put_off.send(self._watching)
-        is_unread = self._sends_late is not None and self._sends_late.read_late(READ_LATE, self._command_time)
+        is_unread = self._sends_late.read_late(READ_LATE, self._command_time)
         if self._added:
             self._added, self._linger_until = False, now + LINGER
+        answers_at = now + READ_LATE if is_unread or now < self._linger_until else math.inf
         renewals = (min(lock.renew_at, lock.deadline) for lock in self._held.copy())
-        self.wake_at = min((self._other_work_at(now, is_unread), self._put_off.next_at, *renewals))
+        self.wake_at = min((answers_at, self._put_off.next_at, *renewals))
         return self.wake_at - time.monotonic()
-
-    def _other_work_at(self, now: float, is_unread: bool) -> float:
-        """When there may be work besides renewals, by `time.monotonic()`.
-
-        Args:
-            now: When this round began.
-            is_unread: Whether an answer is still unread.
-        """
-        lingers = now < self._linger_until
-        if is_unread or (lingers and self._sends_late is not None):
-            return now + READ_LATE
-        return self._linger_until if lingers else math.inf
 
     def _is_due(self, lock: HeldLock, now: float) -> bool:
         if lock.deadline <= now:

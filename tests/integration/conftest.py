@@ -49,7 +49,7 @@ def store(client: redis.Redis) -> LockStore:
 
 @pytest.fixture
 def keeper(store: LockStore) -> Iterator[Keeper]:
-    keeper = Keeper(store, command_time=1.0)
+    keeper = Keeper(store, command_time=1.0, sends_late=store)
     yield keeper
     keeper.stop()  # it must not look for this test's keys
 
