@@ -178,13 +178,13 @@ class LockedRequest(Request):
             elif not super().revoked():
                 return False
         worker_port.find_again(self, other)
-        run = self.run
-        for hold in run.holds if run is not None else ():
-            if run is not None and hold.call is not None:
-                server_of(run.plan.app).pass_on(hold.demand, hold.call)
-        if run is not None and run.reservation is not None:
-            attempt = None if self.delivery.may_be_a_copy else Attempt(str(self.id), run.retries, 0)
-            give_up_reservation(run.plan, run.options, run.reservation, run.retries, self.eta, never_starts=attempt)
+        if (run := self.run) is not None:
+            for hold in run.holds:
+                if hold.call is not None:
+                    server_of(run.plan.app).pass_on(hold.demand, hold.call)
+            if run.reservation is not None:
+                attempt = None if self.delivery.may_be_a_copy else Attempt(str(self.id), run.retries, 0)
+                give_up_reservation(run.plan, run.options, run.reservation, run.retries, self.eta, never_starts=attempt)
         return True
 
     def _drop(self) -> None:
