@@ -188,7 +188,7 @@ def test_reacquire_gives_the_whole_timeout_again(make, client):
     assert 30_000 < client.pttl(NAME) <= 60_000
 
 
-@pytest.mark.parametrize("token", ["known", b"known", b"\xff\xfe", "two words", "a b 1 c d"])
+@pytest.mark.parametrize("token", ["known", b"known", b"\xff\xfe", "two words", "a b 1 c d", "^sent"])
 def test_a_given_token_is_stored_as_it_is(make, client, token):
     lock = make(timeout=10)
     assert lock.acquire(token=token)
@@ -196,6 +196,7 @@ def test_a_given_token_is_stored_as_it_is(make, client, token):
     assert client.get(NAME) == lock.local.token == expected
     assert lock.owned()
     assert lock.extend(5)
+    assert client.get(NAME) == expected
     lock.release()
     assert not client.exists(NAME)
 

@@ -31,7 +31,7 @@ for i, key in ipairs(KEYS) do
   local owner = ARGV[2 * i - 1]
   reply[i] = 'lost'
   if type(value) == 'string' and (OWNS(owner, value) or is_owned_by(owner, value)) then
-    if state_of(value) == SENDING then redis.call('SETRANGE', key, 0, RESERVED) end
+    if state_of(value) == SENDING and value ~= owner then redis.call('SETRANGE', key, 0, RESERVED) end
     if ARGV[2 * i] ~= '' then redis.call('PEXPIRE', key, ARGV[2 * i]) end
     local by = asked_by(value)
     reply[i] = by and {'kept', by} or 'kept'
