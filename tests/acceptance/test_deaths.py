@@ -15,6 +15,7 @@ import pytest
 from celery import Task, chord, states
 from celery.exceptions import TaskRevokedError, TimeLimitExceeded, WorkerLostError
 
+from tests.acceptance.test_limits import taken
 from tests.conftest import IS_MATRIX, every, on_every_broker
 from tests.lab.servers import wait_until
 from tests.lab.wake_ups import counts_on_wake_ups
@@ -235,6 +236,18 @@ def test_a_job_retried_for_its_dead_child_keeps_its_key_until_the_retry(
     made = {line["pid"] for line in ledger.lines() if line["event"] == "key made"}
     assert pid in made
     assert worker.process.pid not in made
+
+
+@retries_the_lost
+@pytest.mark.parametrize("seats", [0, 1])
+def test_a_permit_is_kept_until_the_retry_for_a_dead_child_whichever_it_is(tasks, start_worker, locks, running, seats):
+    start_worker(2)
+    with taken(tasks.three_tried_again, "k", seats=seats):
+        result = tasks.three_tried_again.delay("k", "twice", 60)
+        os.kill(running("twice"), signal.SIGKILL)
+        wait_until(lambda: result.state == states.RETRY, "Celery has published it")
+        (kept,) = (key for key in locks.client.scan_iter() if locks.client.get(key).startswith(b"~"))
+        wait_until(lambda: locks.client.ttl(kept) > 60, "it is kept for its countdown and more", SOON)
 
 
 @retries_the_lost

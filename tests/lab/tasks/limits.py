@@ -70,6 +70,18 @@ def define(app: Celery, ledger: Ledger) -> None:
                     spend(lingers)
         return item
 
+    @locked(
+        "three_tried_again",
+        lock_args=["key"],
+        lock_limit=3,
+        lock_hold_on_retry=True,
+        retry_on_worker_lost=True,
+        default_retry_delay=60,
+    )
+    def three_tried_again(key: Any, item: Any, first: float | str = 0.0) -> Any:
+        """Is retried by the main process a minute after its process has died, and keeps its permit until then."""
+        return ledger.take(key, item, first)
+
     @locked("as_many", lock_args=["key"], lock_limit=_as_many_as_asked_for)
     def as_many(key: Any, limit: Any, item: Any = "", seconds: float | str = 0.0) -> Any:
         """The caller says how many may run at once."""
