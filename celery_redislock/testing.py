@@ -93,8 +93,9 @@ def pass_time(seconds: float, app: Celery | None = None) -> None:
         name = key.decode("utf-8", "surrogateescape")
         if name.startswith(prefix) and _passes(client, name, key) and (left := client.pttl(key)) > 0:
             client.pexpire(key, max(0, left - round(seconds * 1000)))
-    for waiter in server.room.waiting():
-        server.room.look(waiter.line)
+    for room in (server.room, server.messages):
+        for waiter in room.waiting():
+            room.look(waiter.line)
 
 
 def _passes(client: Any, name: str, key: bytes) -> bool:

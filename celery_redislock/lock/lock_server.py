@@ -50,7 +50,9 @@ class LockServer:
         pid: The process that the server belongs to.
         keeper: Renews the locks that this process holds on the server.
         in_loops: What `AsyncServer.here` has made for the event loops of this process.
-        room: The room where this process's waiters wait for the server's keys.
+        room: The room where this process's callers wait for the server's keys.
+        messages: The room of its messages. In one room, a message without a slot would hold up the callers behind it,
+            and these may have the slots: bodies that wait for the same key, in a pool of threads or greenlets.
     """
 
     def __init__(self, client: redis.Redis | ClusterClient, keyprefix: str = "") -> None:
@@ -61,9 +63,7 @@ class LockServer:
         self.command_time = command_time(client)
         self.keeper = Keeper(self._store(1), self.command_time, self.store)
         self.store.sender.later = self.undo_later
-        listens = client if isinstance(client, ClusterClient) else derive(client, 1)
-        # The room uses one connection. Of two, that one is a spare: hand-overs need not go through the pool.
-        self.room = Room(self._store(2), listens, keyprefix)
+        self.room, self.messages = self._new_room(), self._new_room()
         self.in_loops: dict[AbstractEventLoop, Any] = {}
         # Lets `behind` find this server for a `Lock` made with the same client.
         servers_of(getattr(client, "connection_pool", client)).setdefault(self.pid, self)
@@ -72,6 +72,7 @@ class LockServer:
         """Stop the threads and close the connections. Called when this process no longer uses the server."""
         self.keeper.stop()
         self.room.stop()
+        self.messages.stop()
         self.store.close()
 
     def _store(self, max_connections: int) -> LockStore:
@@ -79,6 +80,11 @@ class LockServer:
         if isinstance(self.client, ClusterClient):
             return ClusterStore(self.client, max_connections)
         return LockStore.of(derive(self.client, max_connections), self._outage)
+
+    def _new_room(self) -> Room:
+        listens = self.client if isinstance(self.client, ClusterClient) else derive(self.client, 1)
+        # A room uses one connection. Of two, that one is a spare: hand-overs need not go through the pool.
+        return Room(self._store(2), listens, self.keyprefix)
 
     @classmethod
     def behind(cls, client: Any) -> LockServer:

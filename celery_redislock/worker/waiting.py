@@ -152,7 +152,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         return [one for room in self.rooms for one in self._in(room)]
 
     def _in(self, room: Room) -> list[WaitingMessage]:
-        """The messages in `room`, without blocked callers in this process and the messages of other workers in it."""
+        """The messages in `room`, without those of other workers in this process."""
         return [one for one in room.waiting() if isinstance(one, WaitingMessage) and one.worker is self]
 
     def may_keep(self, request: Any) -> bool:
@@ -186,7 +186,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         if self._is_lost(consumer, request):
             return
         keep_unacked(consumer, request)
-        room = server_of(request.task.lock_plan.app).room
+        room = server_of(request.task.lock_plan.app).messages
         self._rooms.add(room)
         room.hosts.add(self)
         waiting = WaitingMessage(request, place, self)

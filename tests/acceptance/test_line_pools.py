@@ -55,6 +55,22 @@ def test_in_every_pool_customers_take_turns_and_a_full_room_sends_back_the_last(
     assert "Traceback" not in worker.output()
 
 
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
+def test_in_every_pool_a_body_that_waits_for_a_key_goes_before_messages_that_lack_its_slot(
+    tasks, start_worker, running, pool
+):
+    need_pool(pool)
+    worker = start_worker(1, "-P", pool)
+    with tasks.work.lock_for("k"):
+        earlier = [tasks.work.delay("k", number) for number in range(2)]
+        wait_until(lambda: waiting_in(worker) == 2, "they wait")
+        body = tasks.takes_another.delay(1, "k")
+        running()
+        wait_until(lambda: tasks.work.lock_info("k").waiting_processes == 2, "all wait")
+    body.get(timeout=8)  # it waits for ten seconds at most
+    assert [result.get(timeout=20) for result in earlier] == [0, 1]
+
+
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
 def test_a_worker_fetches_on_as_soon_as_a_message_waits(tasks, start_worker, pool):
     """It may have one message beyond those that wait; so it fetches them one after the other.

@@ -69,6 +69,7 @@ NEEDS = {
     "lingering_job": {"lingers_join"},
     "one_by_turns": {"by_turns"},
     "patient_job": {"job"},
+    "takes_another": {"work"},
     "tracked": {"late"},
     **{f"on_{policy}": {"plain"} for policy in ("skip", "wait", "raise", "join")},
 }

@@ -55,6 +55,13 @@ def define(app: Celery, ledger: Ledger) -> None:
             alone, given = threads.submit(look).result(), threads.submit(look, self.lock).result()
             return [look(), given, alone, asyncio.run(asyncio.to_thread(look))]
 
+    @locked("takes_another", bind=True, lock_args=["number"])
+    def takes_another(self: Any, number: int, key: Any) -> float:
+        """Waits in its body for the key of a call of `work`; tells for how long."""
+        began = time.monotonic()
+        with ledger.run(f"outside {key}"), self.app.tasks["lab.work"].lock_for(key):
+            return time.monotonic() - began
+
     @locked("hangs", bind=True, lock_args=["key"], lock_lease=2.0, lock_max_hold=1.0)
     def hangs(self: Any, key: Any, item: Any, seconds: float | str = 0.0) -> None:
         """Runs for longer than it may, and writes down what becomes of its lock."""
