@@ -90,17 +90,17 @@ class Outage:
             pause = min(PAUSE_PER_LOOK * seconds, LONGEST_PAUSE)
             self.look_at = time.monotonic() + max(pause, SHORTEST_PAUSE)
 
-    def answered(self, script: Script) -> None:
+    def answered(self, script: Script, *, refused: bool = False) -> None:
         """Record that a command was answered. Does nothing outside an outage.
 
-        The outage ends when an acquire is answered, or the script whose failure began the outage. Other scripts might
-        only read, and a server that refuses writes still answers them.
+        The outage ends when an acquire grants a key, or the script whose failure began the outage is answered. Other
+        scripts, and an acquire that is `refused`, might only read; a server that refuses writes still answers them.
         """
         if self.since is None:
             return
         with self._changing:
             self.unreachable = None
-            is_over = script in {self._failing, ACQUIRE}
+            is_over = script is self._failing or (script is ACQUIRE and not refused)
         if is_over:
             self.end()
 

@@ -14,7 +14,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from celery_redislock.errors import LockUnavailable, describe
 from celery_redislock.protocol import commands
 from celery_redislock.protocol.names import Demand
-from celery_redislock.protocol.scripts import LOST, Command, Reply, Script
+from celery_redislock.protocol.scripts import GRANTED, LOST, Command, Reply, Script
 
 from .connections import Late
 from .outage import REFUSALS, Outage
@@ -110,7 +110,7 @@ class Sender:
                 raise LockUnavailable(key, describe(error)) from error
             raise
         self._answered = True
-        self.outage_of(key).answered(command.script)
+        self.outage_of(key).answered(command.script, refused=reply[0] != GRANTED)
         return reply, sent_at, resent
 
     def ask_all(self, commands: Sequence[Command], undo: Callable[[], Sequence[Command]]) -> tuple[list[Reply], float]:

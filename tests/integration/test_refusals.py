@@ -7,7 +7,7 @@ import threading
 import pytest
 import redis
 
-from celery_redislock import LockUnavailable
+from celery_redislock import Lock, LockUnavailable
 from celery_redislock.protocol.replies import Granted
 from tests.integration.conftest import KEY
 from tests.lab.servers import wait_until
@@ -138,3 +138,15 @@ def test_a_server_that_still_loads_its_data_is_unavailable_until_it_is_done(serv
     wait_until(refused, "it is refused while the server loads")
     reload.join()
     assert mine.release() is True  # the key was loaded with the rest
+
+
+def test_a_server_that_still_says_who_has_a_key_is_not_available_again(private_locks, caplog):
+    """It is out of memory: who asks for a held key gets an answer, and cannot stand in line."""
+    client = private_locks.connect()
+    assert Lock(client, "stock", timeout=60).acquire()
+    client.zadd("{stock}:line", {f"?{'A' * 22} * 1 other *": 1})  # so that the acquire need not write
+    client.config_set("maxmemory", 1)
+    for _ in range(3):
+        with pytest.raises(LockUnavailable):
+            Lock(client, "stock", timeout=60).acquire(blocking_timeout=1)
+    assert [one.getMessage().split(":")[0] for one in caplog.records] == ["the lock server is unavailable"]
