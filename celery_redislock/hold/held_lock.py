@@ -308,7 +308,7 @@ class HeldLock(Term):
     def granted(self, grant: Granted) -> None:
         """Record that the server has granted the key."""
         self.fence = grant.fence
-        if grant.permit > 1:
+        if self.demand.capacity > 1:
             self.permit = keys_of(self.key).permit(grant.permit)
         self.start_lease(grant.sent_at)
         if self.max_hold is not None:
