@@ -30,6 +30,8 @@ OVERDUE = 0.9
 SHORT_NOTE_TTL = 3600.0
 #: Maximum seconds to wait until RabbitMQ has stored what was published again.
 STORED_WITHIN = 10.0
+#: The exchange by which RabbitMQ delivers what it has delayed natively.
+_DELAYED = "celery_delayed_delivery"
 #: While RabbitMQ delays a message natively, its routing key begins with 28 words, one for each bit of the delay.
 #: Source: `kombu.transport.native_delayed_delivery`.
 _DELAY_WORDS = re.compile(r"^(?:[01]\.){28}")
@@ -185,13 +187,19 @@ def publish_again(task: Any, request: Context, header: Header, countdown: float,
     }
     if broker.is_rabbitmq:
         options["retry"] = False  # on another connection, nothing would be confirmed
-        if broker.delays_natively and countdown:
-            options["queue"] = queue_of(task.app, request)
-        elif delivery.queue is not None:
+        name, is_delayed = delivery.queue, broker.delays_natively and countdown
+        if name is not None and is_delayed:
+            # Celery binds only the queues that a worker has at its start, and by their exchanges: see below.
+            key = f"{name}.redislock"
+            producer.channel.queue_bind(name, _DELAYED, f"#.{key}")
+            options["queue"] = Queue(name, Exchange(_DELAYED, "topic"), key, no_declare=True)
+        elif name is not None:
             # Through the message's exchange, every other queue that is bound to it would get a copy; and if its own
             # queue is bound no longer, none would.
-            queue = Queue(delivery.queue, Exchange(""), delivery.queue, no_declare=True)
-            options |= {"queue": queue, "exchange": "", "routing_key": queue.name, "mandatory": True}
+            queue = Queue(name, Exchange(""), name, no_declare=True)
+            options |= {"queue": queue, "exchange": "", "routing_key": name, "mandatory": True}
+        elif is_delayed:
+            options["queue"] = queue_of(task.app, request)
     signature = Task.signature_from_request(  # Celery's own: the header has the lock options of the message
         task,
         request,

@@ -150,3 +150,43 @@ def test_a_message_of_a_queue_that_is_bound_by_a_pattern_goes_back_to_it_and_no_
     assert [result.get(timeout=20) for result in waiting] == [0, 1, 2]
     with app.connection_for_write() as connection, pytest.raises(NotFound):
         connection.default_channel.queue_declare(f"{name}.created", passive=True)
+
+
+def test_what_is_sent_back_to_a_queue_that_was_added_at_runtime_comes_again(app, config, tasks, start_worker):
+    config.settings["redislock_waiting_limit"] = 0
+    worker, name = start_worker(1), f"{config.queue}-added"
+    route = {"exchange": name, "exchange_type": "topic", "routing_key": f"{name}.created"}
+    options = {"queue_arguments": {"x-queue-type": "quorum"}, "durable": True}
+    app.control.add_consumer(name, **route, options=options, reply=True, limit=1, timeout=10)
+    with tasks.work.lock_for("k"):
+        result = tasks.work.apply_async(("k", "sent back"), **route)
+        wait_until(lambda: "no room for more" in worker.output(), "it is sent back")
+    assert result.get(timeout=15) == "sent back"
+
+
+def test_what_is_sent_back_to_a_queue_behind_a_direct_exchange_comes_again(app, config, tasks, start_worker):
+    """As ``celery control add_consumer <queue>`` makes it."""
+    config.settings["redislock_waiting_limit"] = 0
+    worker, name = start_worker(1), f"{config.queue}-direct"
+    app.control.add_consumer(name, reply=True, limit=1, timeout=10)
+    route = {"exchange": name, "exchange_type": "direct", "routing_key": name}
+    with tasks.work.lock_for("k"):
+        result = tasks.work.apply_async(("k", "sent back"), **route)
+        wait_until(lambda: "no room for more" in worker.output(), "it is sent back")
+    assert result.get(timeout=15) == "sent back"
+
+
+def test_what_is_sent_back_with_a_pause_goes_to_its_own_queue_alone(app, config, tasks, start_worker):
+    """Another queue is bound to the same exchange."""
+    config.settings["redislock_waiting_limit"] = 0
+    worker = start_worker(1)
+    with app.connection_for_write() as connection:
+        channel, other = connection.default_channel, f"{config.queue}-audit"
+        channel.queue_declare(other, auto_delete=False, durable=True, arguments={"x-queue-type": "quorum"})
+        queue = app.amqp.queues[config.queue]
+        channel.queue_bind(other, queue.exchange.name, "#")
+        with tasks.work.lock_for("k"):
+            result = tasks.work.delay("k", "sent back")
+            wait_until(lambda: worker.output().count("no room for more") >= 2, "it is sent back twice")
+        assert result.get(timeout=30) == "sent back"
+        assert channel.queue_declare(other, passive=True).message_count == 1
