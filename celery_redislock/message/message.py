@@ -11,6 +11,7 @@ from celery import Task
 from celery.app.task import Context
 from celery.exceptions import Reject, SoftTimeLimitExceeded
 from celery.utils.time import maybe_iso8601, maybe_make_aware
+from kombu.exceptions import OperationalError
 
 from celery_redislock.errors import LockInfo, LockUnavailable, describe, fields, run_named
 from celery_redislock.options import LockOptions
@@ -20,7 +21,7 @@ from celery_redislock.protocol.tokens import Attempt, mint_nonce
 
 from .delivery import STOPS, Delivery, Facts
 from .header import HEADER, NO_HEADER, Header
-from .republish import Broker, confirmed, publish_again
+from .republish import REFUSED, Broker, confirmed, publish_again
 
 logger = logging.getLogger(__name__)
 
@@ -146,10 +147,13 @@ class Message:
         """
         self.header = self.header.next(**changes)._replace(republished=True)
         self.delivery = self.delivery._replace(is_marked_begun=self.header.begun, is_republished=True)
+        refused = set[str]()
         try:
-            with confirmed(self.task) as producer:
+            with confirmed(self.task, refused) as producer:
                 delay = self._broker.countdown(delay)
                 publish_again(self.task, self.request, self.header, delay, self.delivery, producer)
+            if refused:
+                raise OperationalError(REFUSED)  # noqa: TRY301 - handled as any other
         except SoftTimeLimitExceeded:
             raise
         except Exception as error:  # noqa: BLE001 - each broker has its own errors

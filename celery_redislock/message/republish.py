@@ -13,7 +13,6 @@ from celery import Celery, Task
 from celery.app.task import Context
 from celery.utils.quorum_queues import detect_quorum_queues
 from kombu import Exchange, Queue
-from kombu.exceptions import OperationalError
 
 from celery_redislock.protocol.scripts import NOTE_TTL
 
@@ -30,6 +29,8 @@ OVERDUE = 0.9
 SHORT_NOTE_TTL = 3600.0
 #: Maximum seconds to wait until RabbitMQ has stored what was published again.
 STORED_WITHIN = 10.0
+#: For the log: why RabbitMQ has not stored a message.
+REFUSED = "RabbitMQ has refused a message: its queue is full, or gone"
 #: The exchange by which RabbitMQ delivers what it has delayed natively.
 _DELAYED = "celery_delayed_delivery"
 #: While RabbitMQ delays a message natively, its routing key begins with 28 words, one for each bit of the delay.
@@ -108,11 +109,11 @@ class Broker:
 
 
 @contextmanager
-def confirmed(task: Any) -> Iterator[Any]:
+def confirmed(task: Any, refused: set[str]) -> Iterator[Any]:
     """A producer for messages of `task`. At the end of the block, the broker has stored all that was published with it.
 
-    Without being asked, RabbitMQ does not say whether it has: a connection may be dead, and a queue full. Other brokers
-    answer each publish.
+    Except for those whose ids are in `refused` then: their queue is full, or gone. Without being asked, RabbitMQ does
+    not say whether it has stored a message. Other brokers answer each publish.
 
     Raises:
         Exception: The broker may have stored only some of the messages, or none.
@@ -121,7 +122,8 @@ def confirmed(task: Any) -> Iterator[Any]:
         if not task.lock_plan.broker.is_rabbitmq:
             yield pooled
             return
-        connection, hosts, stored, sent = pooled.connection, max(1, len(pooled.connection.alt)), set[int](), 0
+        connection, hosts, told = pooled.connection, max(1, len(pooled.connection.alt)), set[int]()
+        sent = list[str]()
 
         def open_channel() -> Any:
             amqp = connection.ensure_connection(max_retries=hosts, interval_start=0).connection
@@ -130,27 +132,31 @@ def confirmed(task: Any) -> Iterator[Any]:
                 channel.confirm_select()
             return channel
 
-        def store(number: int, multiple: bool) -> None:
-            stored.update(range(1, number + 1) if multiple else [number])
+        def tell(number: int, multiple: bool) -> set[int]:
+            new = {*range(1 if multiple else number, number + 1)} - told
+            told.update(new)
+            return new
 
-        def refuse(*_: object) -> None:
-            raise OperationalError("RabbitMQ has refused a message: its queue is full, or gone")
+        def refuse(number: int, multiple: bool) -> None:
+            refused.update(sent[one - 1] for one in tell(number, multiple))
 
-        def count(*args: Any, **kwargs: Any) -> None:
-            nonlocal sent
-            publish(*args, **kwargs)
-            sent += 1
+        def take_back(*returned: Any) -> None:  # RabbitMQ confirms it too
+            refused.add(returned[-1].properties["correlation_id"])
+
+        def count(message: Any, *args: Any, **kwargs: Any) -> None:
+            type(channel).basic_publish(channel, message, *args, **kwargs)  # with `confirm_publish`, its own would wait
+            sent.append(message.properties["correlation_id"])
 
         # The first command on a connection that has been idle shows whether it is dead. If so, connect again.
         channel = connection.ensure(connection, open_channel, max_retries=hosts, interval_start=0)()
-        publish, channel.basic_publish = channel.basic_publish, count
-        channel.events["basic_ack"].add(store)
+        channel.basic_publish = count
+        channel.events["basic_ack"].add(tell)
         channel.events["basic_nack"].add(refuse)
-        channel.events["basic_return"].add(refuse)
+        channel.events["basic_return"].add(take_back)
         try:
             yield task.app.amqp.Producer(channel, auto_declare=False)
             end = time.monotonic() + STORED_WITHIN
-            while len(stored) < sent:
+            while len(told) < len(sent):
                 channel.connection.blocking_read(max(0.001, end - time.monotonic()))
             channel.close()
         except BaseException:

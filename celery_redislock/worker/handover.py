@@ -229,7 +229,7 @@ class Handover:
     def _publish(self) -> None:
         try:
             while batch := self._next_batch():
-                published = set(map(id, publish([one.request for one in batch])))
+                published = set(map(id, publish([one.request for one in batch]) or ()))
                 for one in batch:
                     if id(one.request) in published:
                         self._to_ack.append(one.request)

@@ -18,7 +18,7 @@ from kombu.utils.encoding import bytes_to_str
 from celery_redislock.errors import describe, fields, run_named
 from celery_redislock.message.delivery import hide_headers
 from celery_redislock.message.header import HEADER, Header
-from celery_redislock.message.republish import confirmed, publish_again
+from celery_redislock.message.republish import REFUSED, confirmed, publish_again
 
 from .worker_port import context_of, last_answer
 
@@ -48,8 +48,8 @@ def hand_over(requests: Sequence[Request], channel: Any, has_settled: Callable[[
     is_reachable = True
     for start in range(0, len(requests), BATCH):
         batch = requests[start : start + BATCH]
-        published = set(map(id, publish(batch) if is_reachable else ()))
-        is_reachable = bool(published)
+        sent = publish(batch) if is_reachable else None
+        is_reachable, published = sent is not None, set(map(id, sent or ()))
         put_back(channel, AN_ANSWER)  # before the acks: the answer may be a message just published
         for request in sorted(batch, key=lambda one: id(one) not in published):
             settle(request, has_settled, requeues=id(request) not in published)
@@ -76,14 +76,21 @@ def settle(request: Request, has_settled: Callable[[], None], *, requeues: bool 
         logger.warning(text, which, describe(error), extra=about)
 
 
-def publish(requests: Sequence[Request]) -> list[Request]:
-    """Publish the messages of `requests` again as one batch; return the requests whose messages it has stored."""
+def publish(requests: Sequence[Request]) -> list[Request] | None:
+    """Publish the messages of `requests` again as one batch; return the requests whose messages it has stored.
+
+    None if the broker is out of reach.
+    """
+    refused = set[str]()
     try:
-        with confirmed(requests[0].task) as producer:
-            published = [request for request in requests if _publish(request, producer)]
+        with confirmed(requests[0].task, refused) as producer:
+            sent = [request for request in requests if _publish(request, producer)]
     except Exception as error:  # noqa: BLE001 - each broker raises its own errors
         logger.warning("could not publish the messages that wait in this worker again: %s", describe(error))
-        return []
+        return None
+    if refused:
+        logger.warning("could not publish %d of the messages that wait in this worker again: %s", len(refused), REFUSED)
+    published = [request for request in sent if str(request.id) not in refused]
     logger.info("published the messages that waited in this worker again: %d", len(published))
     return published
 

@@ -103,3 +103,26 @@ def test_what_waits_goes_back_to_its_own_queue_and_to_no_other(app, config, chan
     start_worker(1)
     consume_from_topic(app, name)
     assert [result.get(timeout=20) for result in waiting] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("count", [3, 60])
+def test_a_full_queue_neither_doubles_nor_gives_back_what_waits_from_another(
+    app, config, channel, tasks, start_worker, count
+):
+    """What is only given back loses its rank, and begins its `lock_wait_for` anew."""
+    name, worker = f"{config.queue}-full", start_worker(1)
+    route = consume_from(app, name, **{"x-max-length": 1, "x-overflow": "reject-publish"})
+    with tasks.work.lock_for("k"):
+        for number in range(count):
+            tasks.work.delay("k", number)
+        wait_until(lambda: kept(app) == count, "they wait")
+        tasks.work.apply_async(("k", "refused"), **route)
+        wait_until(lambda: kept(app) == count + 1, "all wait")
+        app.control.cancel_consumer(name, reply=True, limit=1, timeout=10)
+        wait_until(lambda: channel.queue_declare(name, passive=True).consumer_count == 0, "the worker has left it")
+        tasks.work.apply_async(("other", "filler"), **route)
+        wait_until(lambda: channel.queue_declare(name, passive=True).message_count == 1, "the queue is full")
+        worker.stop()
+    left = [channel.basic_get(config.queue, no_ack=True) for _ in range(count + 1)]
+    assert [message and message.headers["redislock"]["times"] for message in left] == [1] * count + [None]
+    assert channel.queue_declare(name, passive=True).message_count == 2
