@@ -60,6 +60,9 @@ class WaitingRoom(bootsteps.StartStopStep):
         self.pid = os.getpid()
         self.overflow = Counter[str]()
         self._consumer: Any = None
+        self._parent = parent
+        #: The queues that the worker consumes from, or did on this connection, by their consumer tags.
+        self._queues: dict[str, str] = {}
         self._rooms: set[Room] = set()
         #: Messages on their way to the pool.
         self._calls: deque[WaitingMessage] = deque()
@@ -84,7 +87,7 @@ class WaitingRoom(bootsteps.StartStopStep):
     def start(self, parent: Any) -> None:
         """Start keeping messages."""
         open_windows(parent)
-        self._consumer = parent
+        self._consumer, self._queues = parent, {}
         self._starter.start(parent)
         self._handover.start(parent)
 
@@ -168,9 +171,10 @@ class WaitingRoom(bootsteps.StartStopStep):
         return request.may_leave or not must_leave(request)
 
     def queue_of(self, message: Any) -> str | None:
-        """The queue that `message` has just come from; None if it is not consumed any more."""
-        tags = worker_port.tags_of(self._consumer.task_consumer) if self._consumer is not None else {}
-        return next((queue for queue, tag in tags.items() if tag == message.delivery_info.get("consumer_tag")), None)
+        """The queue that `message` came from; None if it is not known. In a shutdown, its consumer may be gone."""
+        if (tasks := self._parent.task_consumer) is not None:
+            self._queues |= {tag: queue for queue, tag in worker_port.tags_of(tasks).items()}
+        return self._queues.get(message.delivery_info.get("consumer_tag"))
 
     def send_on(self, request: Request, header: Header) -> None:
         """Publish the message of `request` again with `header`; if that fails, give it to the pool again."""
