@@ -12,13 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC
 from typing import Any, NamedTuple, Self
 
 from celery import Task
 from celery.app.task import Context
 from celery.exceptions import Reject
-from celery.utils.time import maybe_make_aware
+from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_redislock.protocol.tokens import Attempt
 
@@ -175,8 +175,8 @@ def publish_time(options: Mapping[str, Any]) -> int:
     try:
         if countdown:
             return now + int(countdown * 1_000_000)
-        if isinstance(eta, datetime):
-            return int(maybe_make_aware(eta, UTC).timestamp() * 1_000_000)
+        if due := maybe_iso8601(eta):
+            return int(maybe_make_aware(due, UTC).timestamp() * 1_000_000)
     except (TypeError, ValueError, OverflowError):
         pass
     return now

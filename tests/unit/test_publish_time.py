@@ -32,6 +32,7 @@ def test_with_a_countdown_or_an_eta_it_is_when_the_message_is_due() -> None:
     assert publish_time({"eta": due}) == expected
     assert publish_time({"eta": due.astimezone(timezone(timedelta(hours=5)))}) == expected
     assert publish_time({"eta": due.replace(tzinfo=None)}) == expected  # as a worker reads it
+    assert publish_time({"eta": due.isoformat()}) == expected
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,7 @@ def test_with_a_countdown_or_an_eta_it_is_when_the_message_is_due() -> None:
         {"countdown": float("inf")},
         {"countdown": float("nan")},
         {"countdown": None, "eta": None},
-        {"eta": "2030-01-01T00:00:00"},
+        {"eta": "tomorrow"},
         {"eta": 5},
         {"countdown": [1]},
     ],
