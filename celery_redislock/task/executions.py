@@ -11,11 +11,11 @@ from functools import partial
 from typing import Any, NoReturn
 
 from celery import states
-from celery.exceptions import Ignore, TaskRevokedError
+from celery.exceptions import Ignore, TaskRevokedError, WorkerLostError
 
 from celery_redislock import signals
 from celery_redislock.app import WITHOUT_REDIS
-from celery_redislock.errors import LockConflict, LockInfo, LockUnavailable
+from celery_redislock.errors import LockConflict, LockInfo, LockUnavailable, describe
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.lock.handle import check_fence, entry_of_context
 from celery_redislock.message.delivery import ASKED_KEYS
@@ -174,6 +174,9 @@ class JoiningExecution(WorkerExecution):
                         join.revoke_like(self.message, joins)
                     self.joined = outcome
                     join.note_joined(self.task.app, self.request, joins)
+                    if isinstance(outcome.value, MemoryError | Ignore):
+                        # Celery would end this worker too, or leave this run without an outcome.
+                        raise WorkerLostError(describe(outcome.value))
                     if isinstance(outcome.value, BaseException):
                         raise outcome.value
                     return

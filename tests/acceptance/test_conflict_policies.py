@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from celery import chain, chord, group, states
-from celery.exceptions import TaskRevokedError
+from celery.exceptions import TaskRevokedError, WorkerLostError
 
 from celery_redislock import LockConflict
 from celery_redislock.policy.conflict import POLICIES
@@ -206,6 +206,19 @@ class TestJoin:
         wait_until(lambda: known(tasks.on_join.app) == 0, "the worker has read the outcomes")
         assert "delivered again" not in worker.output()
         assert ledger.items() == ["holder"]
+
+    def test_the_worker_of_a_duplicate_outlives_a_holder_that_lacked_memory(self, config, tasks, start_worker, ledger):
+        """Celery ends a worker whose run raises MemoryError."""
+        start_worker(1)
+        tasks.on_join.delay("k", "holder", "lacks memory")
+        wait_until(ledger.runs, "the holder runs")
+        other = replace(config, queue=f"{config.queue}-other")
+        worker = start_worker(1, config=other)
+        duplicate = tasks.on_join.apply_async(("k", "duplicate"), queue=other.queue)
+        with pytest.raises(WorkerLostError, match="MemoryError: holder"):
+            duplicate.get(timeout=PATIENCE)
+        assert tasks.plain.apply_async(queue=other.queue).get(timeout=PATIENCE) == "plain"
+        assert "Unrecoverable error" not in worker.output()
 
     def test_it_waits_for_the_next_attempt_of_a_holder_that_retries(self, tasks, start_worker, ledger):
         start_worker(2)

@@ -63,6 +63,8 @@ def _define_policy(locked: Any, ledger: Ledger, policy: str) -> None:
                 raise SystemExit(1)
             if holds == "rejects":
                 raise Reject(item, requeue=False)
+            if holds == "lacks memory":
+                raise MemoryError(item)
             if holds == "hangs":
                 time.sleep(60)
         return item
