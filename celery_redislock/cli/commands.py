@@ -8,7 +8,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -57,10 +57,10 @@ def locks(context: click.Context, **_: Any) -> None:
 def list_(known: Locks, workers: Workers, task: str | None, match: str | None, as_json: bool, **chosen: Any) -> None:
     """List locks, their holders and how many wait, oldest first."""
     known.counts, waiting = Counts(workers), chosen["waiting"]
-    before = datetime.now(UTC) - timedelta(seconds=chosen["older_than"])
+    now, older = datetime.now(UTC), chosen["older_than"]
     found = (row for row in known.all(match, task) if row.waiting or not waiting)
-    if chosen["older_than"]:
-        found = (row for row in found if row.token.since is not None and row.token.since < before)
+    if older:
+        found = (row for row in found if row.token.since and (now - row.token.since).total_seconds() > older)
     rows = sorted(found, key=ORDERS[chosen["sort"]])
     if as_json:
         _print(json.dumps(known.to_json(row)) for row in rows)
@@ -68,7 +68,7 @@ def list_(known: Locks, workers: Workers, task: str | None, match: str | None, a
         _print(table(rows, datetime.now(UTC), _size()[0]))
     if missing := _missing(known.counts, rows):
         click.echo(missing, err=True)
-    if not rows and (match or task or chosen["older_than"]):
+    if not rows and (match or task or older):
         raise Nothing(f"No lock on {known.where} matches; there may be others.")
     if not rows:
         raise Nothing(f"No {'message waits for a lock' if waiting else 'lock is held'} on {known.where}.")
@@ -88,7 +88,7 @@ def show(
     if (key is None) is (task is None):
         raise click.UsageError("give either a KEY or a --task")
     call = _read(args, list, "--args"), _read(kwargs, dict, "--kwargs")
-    names = [key] if key else _keys_of(known.app, str(task), *call)
+    names = [key] if key is not None else _keys_of(known.app, str(task), *call)
     known.counts, is_held = Counts(workers), False
     for name in names:
         rows, now = with_one_spent(known.of(name)), datetime.now(UTC)

@@ -293,6 +293,7 @@ def test_the_list_is_in_the_order_that_is_asked_for_and_may_leave_out_what_is_yo
         assert by["key"] == sorted([key, other.name, "redislock:{z}"])
         assert by["age"] == ["redislock:{z}", key, other.name]
         assert [one["key"] for one in told(cli("list", "--json", "--older-than", "400"))] == ["redislock:{z}"]
+        assert "No lock on" in cli("list", "--older-than", "1e12").stderr  # before there were years
         waiting = ThreadPoolExecutor(1).submit(Lock(server_of(app).client, other.name).acquire, blocking_timeout=20)
         wait_until(lambda: locks.client.exists(f"{other.name}:line"), "another waits for it")
         assert told(cli("list", "--json", "--sort", "waiting"))[0]["key"] == other.name
@@ -444,6 +445,11 @@ def test_what_cannot_be_shown_is_an_error_of_use_that_shows_no_argument(cli, arg
     assert result.exit_code == 2
     assert message in result.stderr
     assert "secret" not in result.output
+
+
+def test_an_empty_key_as_of_a_variable_that_is_not_set_is_no_call_of_a_task(cli):
+    result = cli("show", "")
+    assert (result.exit_code, "--task" in result.stderr, " is free" in result.stderr) == (1, False, True)
 
 
 def test_where_locks_are_switched_off_a_call_of_a_task_has_none_to_show(app, cli):
