@@ -218,14 +218,16 @@ class Locks:
         yield from ((node, True) for node in nodes)
 
     def _row(self, part: LockPart, value: Any, left: Any, line: Any, calls: Any = None) -> Row | None:
-        """The row of one key, by its replies; None if it holds nothing, or something that is not a lock."""
+        """The row of one key, by its replies; None if it holds nothing."""
         if isinstance(line, AskError):  # the line does not exist, or is briefly on another node
             line = ()
-        for one in (value, left, line):
+        replies = [value, left, line]
+        for number, one in enumerate(replies):
             if isinstance(one, ResponseError) and str(one).startswith("WRONGTYPE"):
-                return None
-            if isinstance(one, Exception):
+                replies[number] = b""  # such as a hash, with which no run can take the key
+            elif isinstance(one, Exception):
                 raise one
+        value, left, line = replies
         if value is None:  # released in the meantime
             return None
         token, waits = Token.of(value), dict(self.counts.locks.get(part.lock, {}))

@@ -167,6 +167,13 @@ def test_an_answer_that_no_worker_of_this_package_gives_counts_as_none(app, cli,
     assert "w0@lab does NOT ANSWER" in results[1].stdout
 
 
+def test_a_key_that_is_no_string_is_not_said_to_be_free(cli, locks):
+    locks.client.rpush("redislock:{k}", "another program's")
+    shown = cli("show", "redislock:{k}")
+    assert (shown.exit_code, " is free" in shown.output) == (0, False)
+    assert "redislock:{k} is held by another library's lock" in shown.stdout
+
+
 @left_out("its user may use no such name", "acl")
 def test_a_key_of_another_program_is_released_only_by_those_who_say_that_they_know_it(app, cli, locks):
     locks.client.set("counter", "4711")
