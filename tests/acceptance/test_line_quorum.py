@@ -156,8 +156,7 @@ def test_what_is_sent_back_to_a_queue_that_was_added_at_runtime_comes_again(app,
     config.settings["redislock_waiting_limit"] = 0
     worker, name = start_worker(1), f"{config.queue}-added"
     route = {"exchange": name, "exchange_type": "topic", "routing_key": f"{name}.created"}
-    options = {"queue_arguments": {"x-queue-type": "quorum"}, "durable": True}
-    app.control.add_consumer(name, **route, options=options, reply=True, limit=1, timeout=10)
+    consume_from(app, name, **route, options={"queue_arguments": {"x-queue-type": "quorum"}, "durable": True})
     with tasks.work.lock_for("k"):
         result = tasks.work.apply_async(("k", "sent back"), **route)
         wait_until(lambda: "no room for more" in worker.output(), "it is sent back")
@@ -168,7 +167,7 @@ def test_what_is_sent_back_to_a_queue_behind_a_direct_exchange_comes_again(app, 
     """As ``celery control add_consumer <queue>`` makes it."""
     config.settings["redislock_waiting_limit"] = 0
     worker, name = start_worker(1), f"{config.queue}-direct"
-    app.control.add_consumer(name, reply=True, limit=1, timeout=10)
+    consume_from(app, name)
     route = {"exchange": name, "exchange_type": "direct", "routing_key": name}
     with tasks.work.lock_for("k"):
         result = tasks.work.apply_async(("k", "sent back"), **route)
