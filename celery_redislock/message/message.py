@@ -153,7 +153,7 @@ class Message:
                 delay = self._broker.countdown(delay)
                 publish_again(self.task, self.request, self.header, delay, self.delivery, producer)
             if refused:
-                raise OperationalError(REFUSED)  # noqa: TRY301 - handled as any other
+                raise OperationalError(REFUSED)  # noqa: TRY301 - handled like any error
         except SoftTimeLimitExceeded:
             raise
         except Exception as error:  # noqa: BLE001 - each broker has its own errors

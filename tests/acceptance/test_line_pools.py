@@ -67,7 +67,8 @@ def test_in_every_pool_a_body_that_waits_for_a_key_goes_before_messages_that_lac
         body = tasks.takes_another.delay(1, "k")
         running()
         wait_until(lambda: tasks.work.lock_info("k").waiting_processes == 2, "all wait")
-    body.get(timeout=8)  # it waits for ten seconds at most
+    wait_until(body.ready, "it has the key", 8)  # it waits for ten seconds at most
+    assert body.successful()
     assert [result.get(timeout=20) for result in earlier] == [0, 1]
 
 

@@ -160,7 +160,8 @@ def test_what_is_sent_back_to_a_queue_that_was_added_at_runtime_comes_again(app,
     with tasks.work.lock_for("k"):
         result = tasks.work.apply_async(("k", "sent back"), **route)
         wait_until(lambda: "no room for more" in worker.output(), "it is sent back")
-    assert result.get(timeout=15) == "sent back"
+    wait_until(result.ready, "it has come again")
+    assert result.get() == "sent back"
 
 
 def test_what_is_sent_back_to_a_queue_behind_a_direct_exchange_comes_again(app, config, tasks, start_worker):
@@ -172,7 +173,8 @@ def test_what_is_sent_back_to_a_queue_behind_a_direct_exchange_comes_again(app, 
     with tasks.work.lock_for("k"):
         result = tasks.work.apply_async(("k", "sent back"), **route)
         wait_until(lambda: "no room for more" in worker.output(), "it is sent back")
-    assert result.get(timeout=15) == "sent back"
+    wait_until(result.ready, "it has come again")
+    assert result.get() == "sent back"
 
 
 def test_what_is_sent_back_with_a_pause_goes_to_its_own_queue_alone(app, config, tasks, start_worker):
