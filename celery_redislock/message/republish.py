@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from hashlib import sha1
 from typing import Any
 
 from celery import Celery, Task
@@ -154,11 +155,12 @@ def confirmed(task: Any, refused: set[str]) -> Iterator[Any]:
         channel.events["basic_nack"].add(refuse)
         channel.events["basic_return"].add(take_back)
         try:
-            yield task.app.amqp.Producer(channel, auto_declare=False)
-            end = time.monotonic() + STORED_WITHIN
-            while len(told) < len(sent):
-                channel.connection.blocking_read(max(0.001, end - time.monotonic()))
-            channel.close()
+            with channel.connection.transport.having_timeout(STORED_WITHIN):  # `publish_again` may bind a queue
+                yield task.app.amqp.Producer(channel, auto_declare=False)
+                end = time.monotonic() + STORED_WITHIN
+                while len(told) < len(sent):
+                    channel.connection.blocking_read(max(0.001, end - time.monotonic()))
+                channel.close()
         except BaseException:
             connection.collect()  # without a command, which might never be answered
             raise
@@ -196,7 +198,8 @@ def publish_again(task: Any, request: Context, header: Header, countdown: float,
         name, is_delayed = delivery.queue, broker.delays_natively and countdown
         if name is not None and is_delayed:
             # Celery binds only the queues that a worker has at its start, and by their exchanges: see below.
-            key = f"{name}.redislock"
+            # No dots: the pattern of another queue could match a part of the name.
+            key = f"redislock-{sha1(name.encode(), usedforsecurity=False).hexdigest()}"
             producer.channel.queue_bind(name, _DELAYED, f"#.{key}")
             options["queue"] = Queue(name, Exchange(_DELAYED, "topic"), key, no_declare=True)
         elif name is not None:

@@ -6,6 +6,7 @@ import pytest
 from amqp import NotFound
 from kombu import Exchange, Queue
 
+from celery_redislock.message import republish
 from tests.lab.app import make_app
 from tests.lab.servers import wait_until
 from tests.lab.wake_ups import counts_on_wake_ups
@@ -191,3 +192,32 @@ def test_what_is_sent_back_with_a_pause_goes_to_its_own_queue_alone(app, config,
             wait_until(lambda: worker.output().count("no room for more") >= 2, "it is sent back twice")
         assert result.get(timeout=30) == "sent back"
         assert channel.queue_declare(other, passive=True).message_count == 1
+
+
+def test_what_is_sent_back_with_a_pause_goes_to_no_queue_with_a_similar_name(app, config, tasks, start_worker):
+    """The name of its queue ends with that of another one, and is nearly as long as RabbitMQ allows."""
+    config.settings["redislock_waiting_limit"] = 0
+    worker, name = start_worker(1), f"{'n' * 180}.{config.queue}"
+    route = {"exchange": name, "exchange_type": "topic", "routing_key": name}
+    consume_from(app, name, **route, options={"queue_arguments": {"x-queue-type": "quorum"}, "durable": True})
+    with tasks.work.lock_for("k"):
+        first = tasks.work.delay("k", "first")
+        wait_until(lambda: "no room for more" in worker.output(), "it is sent back: the other queue is bound too")
+    assert first.get(timeout=15) == "first"
+    with app.connection_for_write() as connection:
+        app.control.cancel_consumer(config.queue, reply=True, limit=1, timeout=10)
+        with tasks.work.lock_for("k"):
+            result = tasks.work.apply_async(("k", "sent back"), **route)
+            wait_until(lambda: worker.output().count("no room for more") >= 2, "it is sent back")
+        assert result.get(timeout=15) == "sent back"
+        assert connection.default_channel.queue_declare(config.queue, passive=True).message_count == 0
+    assert "could not be published" not in worker.output()
+
+
+def test_a_broker_that_is_silent_when_a_queue_is_bound_does_not_hold_up_what_is_sent_back(
+    tasks, broker_proxy, monkeypatch
+):
+    monkeypatch.setattr(republish, "STORED_WITHIN", 0.5)
+    with pytest.raises(TimeoutError), republish.confirmed(tasks.work, set()) as producer:  # noqa: PT012 - both
+        broker_proxy.blackhole()
+        producer.channel.queue_bind("celery", "celery_delayed_delivery", "#.k")
