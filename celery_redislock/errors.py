@@ -41,8 +41,8 @@ class LockInfo(NamedTuple):
     allows; the next one can begin after `ttl`. ``"offered"``: the key is free, and kept for a moment for the first in
     line."""
     waiting_processes: int = 0
-    """How many processes wait in line for the key. A worker counts as one, however many messages wait in it. Only
-    `lock_info` fills this in; elsewhere it is 0."""
+    """How many processes wait in line for the key. A worker counts as one, however many messages wait in it. In a pool
+    of threads or greenlets, its bodies that wait count as one more. Only `lock_info` fills this in; else it is 0."""
     others: "tuple[LockInfo, ...]" = ()
     """The other holders of a lock with a limit."""
 

@@ -1,4 +1,4 @@
-"""LockServer: this process's store, keeper and room for one lock server. A forked child creates its own."""
+"""LockServer: this process's store, keeper and rooms for one lock server. A forked child creates its own."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ POLL = 0.1
 
 
 class LockServer:
-    """This process's store, keeper and room, each with its own connections.
+    """This process's store, keeper and rooms, each with its own connections.
 
     Args:
         client: A client from `connect` or `derive`.

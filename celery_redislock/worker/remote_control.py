@@ -142,8 +142,8 @@ def redislock_counts(state: Any, **_: Any) -> dict[str, Any]:
 
     Returns:
         ``lines``: for each lock and task, the key, the task's name, how many wait, and when the first was published or
-        began to wait, in microseconds since the epoch. A message that sleeps does not wait. Callers of a `Lock` in this
-        process count too, under an empty name. ``rooms``: the names under which this process is in line in Redis.
+        began to wait, in microseconds since the epoch. A message that sleeps does not wait. ``rooms``: the names under
+        which these messages are in line in Redis; the callers of a `Lock` in this process have another.
         ``conflicts``: the number of conflicts since the worker started. ``events``: whether it sends `LockEvents`.
     """
     room = waiting_room_of(state.app, state.hostname)

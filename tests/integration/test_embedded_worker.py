@@ -274,7 +274,7 @@ def test_a_run_is_replaced_and_is_the_job_of_a_duplicate_as_in_any_worker(locks)
 
 
 def test_a_worker_that_stops_leaves_blocked_callers_in_its_process_in_line(locks):
-    """They wait in the same room as its messages, which it hands over."""
+    """They wait in another room than its messages, which it hands over."""
     assert printed_by(BLOCKED, locks) == "has the key\nTrue\n"
 
 
