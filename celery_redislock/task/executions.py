@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from celery import states
-from celery.exceptions import Ignore, TaskRevokedError, WorkerLostError
+from celery.exceptions import Ignore, TaskError, TaskRevokedError
 
 from celery_redislock import signals
 from celery_redislock.app import WITHOUT_REDIS
@@ -176,7 +176,7 @@ class JoiningExecution(WorkerExecution):
                     join.note_joined(self.task.app, self.request, joins)
                     if isinstance(outcome.value, MemoryError | Ignore):
                         # Celery would end this worker too, or leave this run without an outcome.
-                        raise WorkerLostError(describe(outcome.value))
+                        raise TaskError(describe(outcome.value))
                     if isinstance(outcome.value, BaseException):
                         raise outcome.value
                     return
