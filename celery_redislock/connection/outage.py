@@ -93,14 +93,14 @@ class Outage:
     def answered(self, script: Script, *, refused: bool = False) -> None:
         """Record that a command was answered. Does nothing outside an outage.
 
-        The outage ends when an acquire grants a key, or the script whose failure began the outage is answered. Other
-        scripts, and an acquire that is `refused`, might only read; a server that refuses writes still answers them.
+        The outage ends when an acquire grants a key, or another script whose failure began the outage is answered. All
+        others, and an acquire that is `refused`, might only read; a server that refuses writes still answers them.
         """
         if self.since is None:
             return
         with self._changing:
             self.unreachable = None
-            is_over = script is self._failing or (script is ACQUIRE and not refused)
+            is_over = not refused if script is ACQUIRE else script is self._failing
         if is_over:
             self.end()
 

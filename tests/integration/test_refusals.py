@@ -140,7 +140,8 @@ def test_a_server_that_still_loads_its_data_is_unavailable_until_it_is_done(serv
     assert mine.release() is True  # the key was loaded with the rest
 
 
-def test_a_server_that_still_says_who_has_a_key_is_not_available_again(private_locks, caplog):
+@pytest.mark.parametrize("key", ["stock", "free"])
+def test_a_server_that_still_says_who_has_a_key_is_not_available_again(private_locks, caplog, key):
     """It is out of memory: who asks for a held key gets an answer, and cannot stand in line."""
     client = private_locks.connect()
     assert Lock(client, "stock", timeout=60).acquire()
@@ -148,5 +149,6 @@ def test_a_server_that_still_says_who_has_a_key_is_not_available_again(private_l
     client.config_set("maxmemory", 1)
     for _ in range(3):
         with pytest.raises(LockUnavailable):
-            Lock(client, "stock", timeout=60).acquire(blocking_timeout=1)
+            Lock(client, key, timeout=60).acquire(blocking_timeout=1)
+        assert not Lock(client, "stock", timeout=60).acquire(blocking=False)
     assert [one.getMessage().split(":")[0] for one in caplog.records] == ["the lock server is unavailable"]
