@@ -123,8 +123,8 @@ def confirmed(task: Any, refused: set[str]) -> Iterator[Any]:
         if not task.lock_plan.broker.is_rabbitmq:
             yield pooled
             return
-        connection, hosts, told = pooled.connection, max(1, len(pooled.connection.alt)), set[int]()
-        sent = list[str]()
+        connection, hosts = pooled.connection, max(1, len(pooled.connection.alt))
+        sent, told = list[str](), set[int]()
 
         def open_channel() -> Any:
             amqp = connection.ensure_connection(max_retries=hosts, interval_start=0).connection
@@ -205,8 +205,8 @@ def publish_again(task: Any, request: Context, header: Header, countdown: float,
         elif name is not None:
             # Through the message's exchange, every other queue that is bound to it would get a copy; and if its own
             # queue is bound no longer, none would.
-            queue = Queue(name, Exchange(""), name, no_declare=True)
-            options |= {"queue": queue, "exchange": "", "routing_key": name, "mandatory": True}
+            options["queue"] = Queue(name, Exchange(""), name, no_declare=True)
+            options |= {"exchange": "", "routing_key": name, "mandatory": True}
         elif is_delayed:
             options["queue"] = queue_of(task.app, request)
     signature = Task.signature_from_request(  # Celery's own: the header has the lock options of the message

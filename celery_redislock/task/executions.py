@@ -174,11 +174,9 @@ class JoiningExecution(WorkerExecution):
                         join.revoke_like(self.message, joins)
                     self.joined = outcome
                     join.note_joined(self.task.app, self.request, joins)
-                    if isinstance(outcome.value, MemoryError | Ignore):
-                        # Celery would end this worker too, or leave this run without an outcome.
-                        raise TaskError(describe(outcome.value))
-                    if isinstance(outcome.value, BaseException):
-                        raise outcome.value
+                    if isinstance(error := outcome.value, BaseException):
+                        # By these, Celery would end this worker too, or leave this run without an outcome.
+                        raise TaskError(describe(error)) if isinstance(error, MemoryError | Ignore) else error
                     return
                 case join.Joining.ASK:
                     super().acquire(lock)
