@@ -71,7 +71,7 @@ class Lock(Handle):
 
     def _set(self, entry: Entry, in_block: bool) -> None:
         if self.thread_local:
-            self._local.setdefault(running_task(), Local())
+            self._local.setdefault(running_task(), self.local)  # `local` also forgets a task that has ended
         super()._set(entry, in_block)
 
     def _unset(self, entry: Entry | None) -> Entry:
@@ -81,14 +81,14 @@ class Lock(Handle):
         return entry
 
     async def acquire(
-        self, sleep: float | None = None, blocking: bool | None = None, blocking_timeout: float | None = None
+        self, blocking: bool | None = None, blocking_timeout: float | None = None, *, sleep: float | None = None
     ) -> bool:
         """Acquire the key.
 
         If the call is cancelled, the key is released.
 
         Args:
-            sleep, blocking, blocking_timeout: Override the lock's own for this call.
+            blocking, blocking_timeout, sleep: Override the lock's own for this call.
 
         Returns:
             Whether the lock is held now.

@@ -111,6 +111,33 @@ class TestALock:
 
         asyncio.run(main())
 
+    @pytest.mark.parametrize("kind", [redis.asyncio.lock.Lock, Lock], ids=["redis-py", "ours"])
+    @pytest.mark.parametrize("arguments", [(False,), (True, 0.1)])
+    def test_takes_the_arguments_of_redis_py_in_its_order(self, client, locks, kind, arguments):
+        locks.client.set(NAME, "of another")
+
+        async def main():
+            lock = client.lock(NAME, timeout=30, lock_class=kind)
+            try:
+                return await asyncio.wait_for(lock.acquire(*arguments), 10)
+            finally:
+                await client.aclose()
+
+        assert asyncio.run(main()) is False
+
+    def test_keeps_no_task_that_has_ended_without_a_release(self, make, locks):
+        """Who uses a timeout as a pause never releases."""
+
+        async def main():
+            lock = make(timeout=0.02)
+            for _ in range(10):
+                assert await in_another_task(lock.acquire())
+            return len(lock._local), len(lock.local.entries)
+
+        kept, entries = asyncio.run(main())
+        assert kept == 1
+        assert entries <= 2
+
     def test_is_extended_although_its_holder_is_asked_to_stop(self, make, locks):
         """The key is that of a run around it, which a newer call replaces."""
 
