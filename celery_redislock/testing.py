@@ -21,6 +21,7 @@ from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
 from .app import keyprefix_of, names_of, server_of, settings_of
+from .connection.connect import servers_behind
 from .lock.lock import Lock
 from .lock.lock_server import servers_of
 from .lock.no_lock import NoLock
@@ -87,9 +88,9 @@ def pass_time(seconds: float, app: Celery | None = None) -> None:
     """
     app = app or the_app()
     server = server_of(app)
-    client: Any = server.client
     prefix = f"{keyprefix_of(app)}{resolve_settings(settings_of(app)).prefix}:{{"
-    for key in client.scan_iter(count=500):
+    nodes: list[Any] = servers_behind(server.client)
+    for client, key in ((node, key) for node in nodes for key in node.scan_iter(count=500)):
         name = key.decode("utf-8", "surrogateescape")
         if name.startswith(prefix) and _passes(client, name, key) and (left := client.pttl(key)) > 0:
             client.pexpire(key, max(0, left - round(seconds * 1000)))

@@ -198,7 +198,7 @@ class Locks:
             parts: The parts.
             first: The node that most likely has them all; None if that is not known.
         """
-        for node, asking in self._turns(first):
+        for node, asking in self._turns(first, parts):
             replies = zip(parts, _ask(node, parts, asking=asking), strict=True)
             parts = []
             for part, reply in replies:
@@ -209,11 +209,11 @@ class Locks:
             if not parts:
                 return
 
-    def _turns(self, first: redis.Redis | None) -> Iterator[tuple[redis.Redis, bool]]:
-        """The nodes to ask for a key, one after the other, each with whether to send ASKING."""
+    def _turns(self, first: redis.Redis | None, parts: Sequence[LockPart]) -> Iterator[tuple[redis.Redis, bool]]:
+        """The nodes to ask for `parts`, one after the other, each with whether to send ASKING."""
         if first is not None:
             yield first, False
-        nodes = servers_behind(self._server.client)
+        nodes = servers_behind(self._server.client, _bytes(parts[0].lock))  # of one key, first the node that has it
         yield from ((node, False) for node in nodes)
         yield from ((node, True) for node in nodes)
 

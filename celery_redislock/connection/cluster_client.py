@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 import redis
+from redis.crc import key_slot
 from redis.exceptions import AskError, AuthenticationError, ClusterDownError, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -79,14 +80,15 @@ class ClusterClient:
         reached = [one for one in self._primaries if self.outage(one).unreachable is None] or self._primaries
         return self.connect(_random.choice(reached), 1).pubsub()  # type: ignore[no-untyped-call]
 
-    def primaries(self) -> list[redis.Redis]:
-        """Look up the hash slots, and return a client for each node that has any.
+    def primaries(self, key: bytes | None = None) -> list[redis.Redis]:
+        """Look up the hash slots, and return a client for each node that has any; first for the one that has `key`.
 
         Raises:
             RedisError: No node answers.
         """
         self.look()
-        return [self._client(address) for address in self._primaries]
+        owner = None if key is None else self._owners[key_slot(key)]
+        return [self._client(address) for address in sorted(self._primaries, key=lambda one: one != owner)]
 
     def close(self) -> None:
         """Close the connections used to look up the hash slots."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from redis.cluster import RedisCluster
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from celery_redislock import Lock
 from celery_redislock.app import server_of
 from celery_redislock.cli.locks import Locks
 from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.tokens import mint_nonce, of_room
+from celery_redislock.testing import pass_time
 from tests.lab.app import make_app
 from tests.lab.nodes import url_of
+from tests.lab.servers import wait_until
 
 
 @pytest.fixture
@@ -49,6 +53,34 @@ def test_a_lock_whose_hash_slot_moves_just_now_is_listed_once(app, nodes):
         assert [row.part.key for row in Locks(app).all(match="redislock:*")] == [name]
     assert [row.part.key for row in Locks(app).all(match="redislock:*")] == [name]
     lock.release()
+
+
+def test_a_lock_is_shown_and_released_although_another_node_is_dead(app, nodes):
+    names = {node.port: f"redislock:{{{nodes.key_of(node)}}}" for node in nodes.primaries}
+    for name in names.values():
+        assert Lock(server_of(app).client, name, timeout=30).acquire(blocking=False)
+    for dead in nodes.primaries:
+        dead.kill()
+        try:
+            for name in (names[node.port] for node in nodes.primaries if node is not dead):
+                (row,) = Locks(app).of(name)
+                assert Locks(app).release(row)
+                assert Lock(server_of(app).client, name, timeout=30).acquire(blocking=False)
+            with pytest.raises(RedisConnectionError):
+                Locks(app).of(names[dead.port])
+        finally:
+            dead.restart()
+            wait_until(nodes.is_up, "it is back")
+        assert Lock(server_of(app).client, names[dead.port], timeout=30).acquire(blocking_timeout=10)
+
+
+def test_time_passes_on_every_node(app):
+    keys = [f"redislock:{{{number}}}:pending" for number in range(20)]
+    with RedisCluster(*server_of(app).client.nodes[0]) as client:
+        for key in keys:
+            client.set(key, "x", ex=3600)
+        pass_time(3600, app=app)
+        assert [key for key in keys if client.exists(key)] == []
 
 
 @pytest.mark.parametrize("prefix", ["shop:", "{7}", "*shop:", "ü%41[x]"])
