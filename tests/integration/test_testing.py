@@ -121,6 +121,25 @@ def test_a_message_that_waits_for_a_rate_runs_when_time_has_passed(app, worker):
     assert time.monotonic() - began < 5
 
 
+def test_a_task_that_was_bound_before_with_a_prefix_of_the_broker_meets_its_locks(redislock_server):  # noqa: F811
+    app = Celery("shop", broker="redis://production.invalid", backend="cache+memory://", set_as_current=False)
+    app.conf.broker_transport_options = {"global_keyprefix": "shop:"}
+
+    @locked_task(app, shared=False, lock_key="stock:{sku}", lock_block_for=0, lock_cooldown=HOUR)
+    def reserve(sku: int) -> int:
+        return sku
+
+    assert reserve.lock_for(7).name == "shop:redislock:{stock:7}"
+    redislock_server(app)
+    with busy(locked("stock:7", app=app)), pytest.raises(LockConflict):
+        reserve.apply((7,)).get()
+    assert reserve.apply((7,)).get() == 7
+    with pytest.raises(LockConflict):
+        reserve.apply((7,)).get()
+    pass_time(HOUR, app=app)
+    assert reserve.apply((7,)).get() == 7
+
+
 def test_what_belongs_to_another_prefix_or_never_ends_is_left_alone(app):
     client = server_of(app).client
     client.set("cache:7", "x", ex=HOUR)
