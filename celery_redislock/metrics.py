@@ -152,8 +152,7 @@ def _met(sender: Task[..., Any], policy: str, **_: Any) -> None:
 
 
 def _released(sender: Task[..., Any], lock: HeldLock, **_: Any) -> None:
-    taken_at = _taken_at.pop(lock, None)
-    if taken_at is not None:  # otherwise the lock was taken before `connect` was called
+    if (taken_at := _taken_at.pop(lock, None)) is not None:  # otherwise the lock was taken before `connect` was called
         HOLD.labels(sender.name).observe(time.monotonic() - taken_at)
 
 

@@ -90,7 +90,7 @@ def _released(lock: HeldLock, **_: Any) -> None:
 
 
 def _lost(lock: HeldLock, reason: str, **_: Any) -> None:
-    _add_event(lock, "redislock.lost", reason)
+    _add_event(lock, "redislock.lost", **{"redislock.reason": reason})
 
 
 def _by_another(name: str, key: str, task_id: str, **_: Any) -> None:
@@ -103,9 +103,7 @@ def _unavailable(key: str, error: LockUnavailable, **_: Any) -> None:
     get_current_span().add_event("redislock.unavailable", about)
 
 
-def _add_event(lock: HeldLock, name: str, reason: str | None = None) -> None:
+def _add_event(lock: HeldLock, name: str, **more: str) -> None:
     """Add an event to the span that was current when `lock` was taken, unless the span ended with the run."""
-    span = _spans.get(lock)
-    if span is not None and span.is_recording():
-        about = {"redislock.key": lock.key}
-        span.add_event(name, about if reason is None else {**about, "redislock.reason": reason})
+    if (span := _spans.get(lock)) is not None and span.is_recording():
+        span.add_event(name, {"redislock.key": lock.key, **more})

@@ -214,8 +214,7 @@ class Locks:
         if first is not None:
             yield first, False
         nodes = servers_behind(self._server.client, _bytes(parts[0].lock))  # of one key, first the node that has it
-        yield from ((node, False) for node in nodes)
-        yield from ((node, True) for node in nodes)
+        yield from ((node, asking) for asking in (False, True) for node in nodes)
 
     def _row(self, part: LockPart, value: Any, left: Any, line: Any, calls: Any = None) -> Row | None:
         """The row of one key, by its replies; None if it holds nothing."""

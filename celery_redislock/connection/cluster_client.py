@@ -80,15 +80,14 @@ class ClusterClient:
         reached = [one for one in self._primaries if self.outage(one).unreachable is None] or self._primaries
         return self.connect(_random.choice(reached), 1).pubsub()  # type: ignore[no-untyped-call]
 
-    def primaries(self, key: bytes | None = None) -> list[redis.Redis]:
+    def primaries(self, key: bytes = b"") -> list[redis.Redis]:
         """Look up the hash slots, and return a client for each node that has any; first for the one that has `key`.
 
         Raises:
             RedisError: No node answers.
         """
         self.look()
-        owner = None if key is None else self._owners[key_slot(key)]
-        return [self._client(address) for address in sorted(self._primaries, key=lambda one: one != owner)]
+        return [self._client(at) for at in sorted(self._primaries, key=lambda at: at != self._owners[key_slot(key)])]
 
     def close(self) -> None:
         """Close the connections used to look up the hash slots."""

@@ -256,7 +256,7 @@ def command_time(client: redis.Redis | ClusterClient) -> float:
     return time_outs(options_of(client.connection_pool)) + sum(map(command_time, sentinels_of(client)))
 
 
-def servers_behind(client: redis.Redis | ClusterClient, key: bytes | None = None) -> list[redis.Redis]:
+def servers_behind(client: redis.Redis | ClusterClient, key: bytes = b"") -> list[redis.Redis]:
     """Return clients of the servers that together have all keys: a Cluster's primaries, or the one server.
 
     The one that has `key` comes first.
