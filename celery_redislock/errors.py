@@ -42,7 +42,7 @@ class LockInfo(NamedTuple):
     line."""
     waiting_processes: int = 0
     """How many processes wait in line for the key. A worker counts as one, however many messages wait in it. In a pool
-    of threads or greenlets, its bodies that wait count as one more. Only `lock_info` fills this in; else it is 0."""
+    of threads or greenlets, its waiting bodies count as one more. Only `lock_info` fills this in; elsewhere it is 0."""
     others: "tuple[LockInfo, ...]" = ()
     """The other holders of a lock with a limit."""
 
