@@ -281,8 +281,7 @@ class Connections:
             self._queue.give(None)  # in case this caller was just called, call the next one instead
             raise
         finally:
-            unused = self._queue.leave(mine)
-            if unused is not None:
+            if (unused := self._queue.leave(mine)) is not None:
                 self._put(unused)
 
     def _put(self, connection: Connection) -> None:

@@ -177,8 +177,7 @@ async def answer_in_loop(connection: Any, words: Sequence[Any]) -> Any:
         RedisError: The server refused the command, or the connection is lost.
     """
     if not connection.is_connected:
-        context = getattr(connection, "ssl_context", None)
-        if context is not None:
+        if (context := getattr(connection, "ssl_context", None)) is not None:
             await asyncio.to_thread(context.get)  # it reads the certificates, which takes many milliseconds
         await connection.connect()
     await connection.send_packed_command(connection.pack_command(*words) if _pack is None else [_pack(words)])

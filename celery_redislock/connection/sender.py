@@ -122,8 +122,7 @@ class Sender:
             LockUnavailable: As for `ask`. The outage of the server is left for the next command to find.
         """
         for command in commands:
-            reason = self.outage_of(command.keys[0]).unreachable
-            if reason is not None:
+            if (reason := self.outage_of(command.keys[0]).unreachable) is not None:
                 raise LockUnavailable(command.keys[0], reason)
         sent_at = time.monotonic()
         try:
@@ -220,6 +219,5 @@ class Sender:
                 self.ask_once(commands.inspect(Demand(key)))
             except RedisError as error:
                 outage.look_failed(error, time.monotonic() - began)
-        reason = self.outage_of(key).unreachable
-        if reason is not None:
+        if (reason := self.outage_of(key).unreachable) is not None:
             raise LockUnavailable(key, reason)

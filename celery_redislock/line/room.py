@@ -327,8 +327,7 @@ class Room:
 
     def _gather(self, waiter: Waiter, line: Line) -> None:
         """Ask for all keys of `waiter`, the first in `line`, and call it if it gets all. If not, pass them on."""
-        keeping = self._may_keep(waiter)
-        if keeping is not None:
+        if (keeping := self._may_keep(waiter)) is not None:
             self._keep(keeping)
             return
         demands = gathered(waiter.wants, line.demand, is_offered=line.is_offered, keeps=False)

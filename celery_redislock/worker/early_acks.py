@@ -110,8 +110,7 @@ class EarlyAcks:
                 return
 
     def _begun(self, nonce: str) -> None:
-        message = self._forget(nonce)
-        if message is not None:
+        if (message := self._forget(nonce)) is not None:
             message.acknowledge()
 
     def _forget(self, nonce: str) -> Any:

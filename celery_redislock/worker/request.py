@@ -196,8 +196,7 @@ class LockedRequest(Request):
 
     def _announce(self, verdict: Verdict) -> None:
         """Send the events about what has ended the message's run."""
-        events = lock_events_of(self.app)
-        if events is not None:
+        if (events := lock_events_of(self.app)) is not None:
             events.ended(self, verdict)
         verdict.send_event(self.send_event)
 

@@ -10,6 +10,7 @@ import math
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -43,6 +44,8 @@ class Starter:
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)
+        # A process may embed many workers, one after the other.
+        weakref.finalize(self, lambda *ends: [*map(os.close, ends)], self._reader, self._writer).atexit = False
         self._woken = threading.Event()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -56,6 +59,7 @@ class Starter:
     def stop(self) -> None:
         """Stop calling `run`."""
         self._consumer = None
+        self._woken.set()  # the thread ends, and keeps nothing of an embedded worker
 
     def register(self, hub: Any) -> None:
         """Add the pipe to the event loop, which is starting."""
@@ -106,6 +110,10 @@ class Starter:
         while True:
             self._woken.wait(None if pause == math.inf else pause)
             self._woken.clear()
+            with self._starting:
+                if self._consumer is None:
+                    self._thread = None
+                    return
             pause = AGAIN
             try:
                 pause = self._run()

@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.lab.workers import ROOT
 
 REFUSALS = """
@@ -243,9 +245,48 @@ with worker("first"):
 """
 
 
-def printed_by(program, locks):
+ONE_AFTER_ANOTHER = """
+import gc
+import os
+import sys
+import threading
+import time
+
+from celery import Celery
+from celery.contrib.testing.worker import start_worker
+
+from celery_redislock import LockedTask
+
+app = Celery("shop", broker=sys.argv[1], backend="cache+memory://")
+app.conf.redislock_url = os.environ["REDIS_URL"]
+
+
+@app.task(base=LockedTask, lock_args=["item"])
+def task(item): return item
+
+
+def left():
+    gc.collect()
+    starters = [one for one in threading.enumerate() if one.name == "redislock-starter"]
+    return len(os.listdir("/proc/self/fd")), len(starters)
+
+
+seen = []
+for item in range(4):
+    with start_worker(app, pool="threads", concurrency=2, perform_ping_check=False):
+        with task.lock_for(item):
+            result = task.delay(item)
+            while result.state != "RETRY": time.sleep(0.01)
+        result.get(timeout=20)
+    time.sleep(0.1)
+    seen.append(left())
+print(seen[1] == seen[2] == seen[3], seen[3][1])
+"""
+
+
+def printed_by(program, locks, *arguments):
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", program, *arguments],
         env={**os.environ, "REDIS_URL": locks.url(), "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -281,3 +322,9 @@ def test_a_worker_that_stops_leaves_blocked_callers_in_its_process_in_line(locks
 def test_each_of_two_workers_in_a_process_keeps_its_own_messages_and_starts_them(locks):
     """When the second one stops, the messages of the first one wait on."""
     assert printed_by(TWO_WORKERS, locks) == "[0, 1] [0, 1, 2]\n[0, 1] 7\n"
+
+
+@pytest.mark.parametrize("has_event_loop", [True, False])
+def test_a_worker_that_has_stopped_leaves_neither_a_pipe_nor_a_thread(locks, broker_server, has_event_loop):
+    broker = broker_server.celery_url(2) if has_event_loop else "memory://"
+    assert printed_by(ONE_AFTER_ANOTHER, locks, broker) == "True 0\n"
