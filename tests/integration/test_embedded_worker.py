@@ -190,11 +190,13 @@ print(time.monotonic() - began < 10)
 
 TWO_WORKERS = """
 import os
+import threading
 import time
 
 from celery import Celery
 from celery.contrib.testing.worker import start_worker
 from celery.signals import task_received
+from celery.worker import state
 
 from celery_redislock import LockedTask
 
@@ -211,11 +213,20 @@ def in_first(item): return item
 def in_second(item): return item
 
 
-received = []
+received, threads, shut_down = [], {}, state.maybe_shutdown
 
 
 @task_received.connect
-def receive(request, **_): received.append(request.id)
+def receive(request, **_):
+    received.append(request.id)
+    threads[request.delivery_info["routing_key"]] = threading.current_thread()
+
+
+def maybe_shutdown():  # what stops a worker that is embedded reaches all workers of its process
+    if "second" not in threads or threading.current_thread() is not threads["first"]: shut_down()
+
+
+state.maybe_shutdown = maybe_shutdown
 
 
 def worker(queue):
@@ -240,6 +251,7 @@ with worker("first"):
         lock.acquire()
         firsts = [in_first.delay(i) for i in range(2)]
         wait(firsts)
+    del threads["second"]
     lock.release()
     print(results(firsts), len(received))
 """
