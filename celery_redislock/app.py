@@ -232,8 +232,7 @@ def source_of(conf: Any) -> Source:
     Raises:
         LockConfigError: None of them is Redis.
     """
-    configured = conf.get("redislock_url")
-    if configured is not None:
+    if (configured := conf.get("redislock_url")) is not None:
         return Source("redislock_url", configured, {})
     for setting, given, use_ssl in (
         ("broker_url", conf.broker_write_url, "broker_use_ssl"),

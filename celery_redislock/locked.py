@@ -250,8 +250,7 @@ def the_app() -> Celery:
 
     In such a thread, Celery itself would use a new app without settings.
     """
-    app = app_of_this_thread()
-    if app is not None:
+    if (app := app_of_this_thread()) is not None:
         return app
     apps = current_apps()
     if len(apps) > 1:

@@ -94,7 +94,7 @@ def pass_time(seconds: float, app: Celery | None = None) -> None:
         name = key.decode("utf-8", "surrogateescape")
         if name.startswith(prefix) and _passes(client, name, key) and (left := client.pttl(key)) > 0:
             client.pexpire(key, max(0, left - round(seconds * 1000)))
-    for room in (server.room, server.messages):
+    for room in (server.room, server.message_room):
         for waiter in room.waiting():
             room.look(waiter.line)
 
@@ -156,7 +156,7 @@ def moved(app: Celery, url: str) -> Iterator[None]:
     conf: Any = app.conf
     conf.get("redislock_url")  # loads the settings: a change made before that has no effect
     values = {"url": url, "client_options": {}}  # without the password of the app's own server
-    if before := keyprefix_of(app):  # bound tasks have it in their keys
+    if {"{", "}"}.isdisjoint(before := keyprefix_of(app)):  # bound tasks have it in their keys
         values["prefix"] = before + resolve_settings(settings_of(app)).prefix
     servers = servers_of(app)
     changes = {name: values[setting] for setting in values for name in names_of(conf.prefix, setting)}

@@ -222,8 +222,8 @@ def _missing(counts: Counts, rows: Sequence[Row]) -> str | None:
 
 
 def _outside(rooms: int) -> str:
-    """How many processes stand in line outside the workers that answered, in words."""
-    return f"{counted(rooms, 'process', 'processes')} outside the workers that answered"
+    """How many others stand in line, such as a `Lock` that blocks, in words."""
+    return f"{counted(rooms, 'other process', 'other processes')} in line"
 
 
 def _size() -> tuple[int | None, int | None]:

@@ -73,7 +73,7 @@ class Row(NamedTuple):
     waits: Mapping[str, Waits] = {}
     """The messages that wait for the lock, by task. Each process in `outside` counts as one of the holder's task."""
     outside: Set[str] = frozenset()
-    """The rooms in line for the lock whose messages no worker has reported, as when callers wait there."""
+    """The rooms in line for the lock whose messages no worker has reported, such as those of a `Lock` that blocks."""
     calls: Calls | None = None
     """The calls of the message that has the place in the queue; None if nothing can be merged into it."""
 

@@ -163,7 +163,7 @@ class Counts:
         unasked: Why no message is counted, as a sentence; None if the broker accepted the question.
         locks: The waiting messages, by lock and task.
         inside: The workers that have waiting messages, by lock.
-        rooms: The names under which the workers that answered stand in line.
+        rooms: The names under which the messages of the workers that answered stand in line.
         telling: The workers that send the events of locks.
     """
 

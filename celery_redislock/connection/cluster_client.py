@@ -81,13 +81,14 @@ class ClusterClient:
         return self.connect(_random.choice(reached), 1).pubsub()  # type: ignore[no-untyped-call]
 
     def primaries(self, key: bytes = b"") -> list[redis.Redis]:
-        """Look up the hash slots, and return a client for each node that has any; first for the one that has `key`.
+        """Look up the hash slots, and return a client for each node that has any, first for the one that has `key`.
 
         Raises:
             RedisError: No node answers.
         """
         self.look()
-        return [self._client(at) for at in sorted(self._primaries, key=lambda at: at != self._owners[key_slot(key)])]
+        owner = self._owners[key_slot(key)]
+        return [self._client(one) for one in sorted(self._primaries, key=lambda one: one != owner)]
 
     def close(self) -> None:
         """Close the connections used to look up the hash slots."""

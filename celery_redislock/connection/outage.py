@@ -44,6 +44,7 @@ class Outage:
         self.unreachable: str | None = None
         self.look_at = 0.0
         self._failing: Script | None = None
+        self._refuses = False
         self._changing = threading.Lock()
 
     def failed(self, script: Script, error: RedisError) -> None:
@@ -58,6 +59,7 @@ class Outage:
                 )
             self.look_at = time.monotonic() + SHORTEST_PAUSE
             self.unreachable = _why_unreachable(error)
+            self._refuses = self.unreachable is None
 
     def let_look(self) -> bool:
         """Whether the caller may now check if the server can be reached again.
@@ -90,17 +92,18 @@ class Outage:
             pause = min(PAUSE_PER_LOOK * seconds, LONGEST_PAUSE)
             self.look_at = time.monotonic() + max(pause, SHORTEST_PAUSE)
 
-    def answered(self, script: Script, *, refused: bool = False) -> None:
+    def answered(self, script: Script, *, granted: bool = True) -> None:
         """Record that a command was answered. Does nothing outside an outage.
 
-        The outage ends when an acquire grants a key, or another script whose failure began the outage is answered. All
-        others, and an acquire that is `refused`, might only read; a server that refuses writes still answers them.
+        The outage ends when an acquire is answered, or the script whose failure began the outage. Other scripts might
+        only read. If the server has refused a command, an acquire must be `granted`: a server that refuses to write can
+        still say who has a key.
         """
         if self.since is None:
             return
         with self._changing:
             self.unreachable = None
-            is_over = not refused if script is ACQUIRE else script is self._failing
+            is_over = (granted or not self._refuses) if script is ACQUIRE else script is self._failing
         if is_over:
             self.end()
 

@@ -110,7 +110,7 @@ class Sender:
                 raise LockUnavailable(key, describe(error)) from error
             raise
         self._answered = True
-        self.outage_of(key).answered(command.script, refused=reply[0] != GRANTED)
+        self.outage_of(key).answered(command.script, granted=reply[0] == GRANTED)
         return reply, sent_at, resent
 
     def ask_all(self, commands: Sequence[Command], undo: Callable[[], Sequence[Command]]) -> tuple[list[Reply], float]:

@@ -108,8 +108,7 @@ class Lock(Handle):
             LockLost: The lock is no longer held.
             LockUnavailable: Redis did not answer, or refused the command; it is sent again until the key expires.
         """
-        entry = self._leave(self._entry())
-        if entry is not None:
+        if (entry := self._leave(self._entry())) is not None:
             self._released(entry.held, was_held=await AsyncServer.here(entry.server).release(entry.held))
 
     async def extend(self, additional_time: float | None = None, replace_ttl: bool = False) -> Literal[True]:

@@ -95,7 +95,7 @@ class AsyncServer:
                 self.server.store.outage_of(key).failed(command.script, error)
                 raise LockUnavailable(key, describe(error)) from error
             raise
-        self.server.store.outage_of(key).answered(command.script, refused=reply[0] != Tag.GRANTED)
+        self.server.store.outage_of(key).answered(command.script, granted=reply[0] == Tag.GRANTED)
         return reply, sent_at, resent
 
     async def take(self, held: HeldLock, timeout: float | None, *, poll: float, fence: bool) -> Conflict | None:

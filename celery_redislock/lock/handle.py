@@ -365,7 +365,7 @@ class Handle:
             return None
         check_fence(held, self._fence)
         entry = entry or self._entry()
-        if entry is not None and entry.held is held:  # otherwise this object has not entered that lock before
+        if entry is not None and entry.held is held:  # this object has entered that lock before
             return entry
         return Entry(held, server, is_own=False)
 

@@ -51,8 +51,8 @@ class LockServer:
         keeper: Renews the locks that this process holds on the server.
         in_loops: What `AsyncServer.here` has made for the event loops of this process.
         room: The room where this process's callers wait for the server's keys.
-        messages: The room of its messages. In one room, a message without a slot would hold up the callers behind it,
-            and these may have the slots: bodies that wait for the same key, in a pool of threads or greenlets.
+        message_room: The room where its messages wait. In one room with the callers, a message without a slot would
+            hold up the callers behind it, and in a pool of threads or greenlets their bodies may have all the slots.
     """
 
     def __init__(self, client: redis.Redis | ClusterClient, keyprefix: str = "") -> None:
@@ -63,7 +63,7 @@ class LockServer:
         self.command_time = command_time(client)
         self.keeper = Keeper(self._store(1), self.command_time, self.store)
         self.store.sender.later = self.undo_later
-        self.room, self.messages = self._new_room(), self._new_room()
+        self.room, self.message_room = self._new_room(), self._new_room()
         self.in_loops: dict[AbstractEventLoop, Any] = {}
         # Lets `behind` find this server for a `Lock` made with the same client.
         servers_of(getattr(client, "connection_pool", client)).setdefault(self.pid, self)
@@ -72,7 +72,7 @@ class LockServer:
         """Stop the threads and close the connections. Called when this process no longer uses the server."""
         self.keeper.stop()
         self.room.stop()
-        self.messages.stop()
+        self.message_room.stop()
         self.store.close()
 
     def _store(self, max_connections: int) -> LockStore:
@@ -83,7 +83,7 @@ class LockServer:
 
     def _new_room(self) -> Room:
         listens = self.client if isinstance(self.client, ClusterClient) else derive(self.client, 1)
-        # A room uses one connection. Of two, that one is a spare: hand-overs need not go through the pool.
+        # A room uses one connection at a time. As one of two, it is a spare, and no command goes through the pool.
         return Room(self._store(2), listens, self.keyprefix)
 
     @classmethod

@@ -32,7 +32,7 @@ SHORT_NOTE_TTL = 3600.0
 STORED_WITHIN = 10.0
 #: For the log: why RabbitMQ has not stored a message.
 REFUSED = "RabbitMQ has refused a message: its queue is full, or gone"
-#: The exchange by which RabbitMQ delivers what it has delayed natively.
+#: The exchange through which RabbitMQ delivers what it has delayed itself.
 _DELAYED = "celery_delayed_delivery"
 #: While RabbitMQ delays a message natively, its routing key begins with 28 words, one for each bit of the delay.
 #: Source: `kombu.transport.native_delayed_delivery`.
@@ -111,10 +111,13 @@ class Broker:
 
 @contextmanager
 def confirmed(task: Any, refused: set[str]) -> Iterator[Any]:
-    """A producer for messages of `task`. At the end of the block, the broker has stored all that was published with it.
+    """A producer for messages of `task`. When the block ends, the broker has stored them all, except the `refused`.
 
-    Except for those whose ids are in `refused` then: their queue is full, or gone. Without being asked, RabbitMQ does
-    not say whether it has stored a message. Other brokers answer each publish.
+    Without being asked, RabbitMQ does not say whether it has stored a message. Other brokers answer each publish.
+
+    Args:
+        task: The `LockedTask` of the messages.
+        refused: The ids of messages that RabbitMQ refuses are added here: their queue is full, or gone.
 
     Raises:
         Exception: The broker may have stored only some of the messages, or none.
@@ -124,7 +127,7 @@ def confirmed(task: Any, refused: set[str]) -> Iterator[Any]:
             yield pooled
             return
         connection, hosts = pooled.connection, max(1, len(pooled.connection.alt))
-        sent, told = list[str](), set[int]()
+        sent, answered = list[str](), set[int]()
 
         def open_channel() -> Any:
             amqp = connection.ensure_connection(max_retries=hosts, interval_start=0).connection
@@ -133,32 +136,33 @@ def confirmed(task: Any, refused: set[str]) -> Iterator[Any]:
                 channel.confirm_select()
             return channel
 
-        def tell(number: int, multiple: bool) -> set[int]:
-            new = {*range(1 if multiple else number, number + 1)} - told
-            told.update(new)
+        def note_answer(number: int, multiple: bool) -> set[int]:
+            new = {*range(1 if multiple else number, number + 1)} - answered
+            answered.update(new)
             return new
 
         def refuse(number: int, multiple: bool) -> None:
-            refused.update(sent[one - 1] for one in tell(number, multiple))
+            refused.update(sent[one - 1] for one in note_answer(number, multiple))
 
-        def take_back(*returned: Any) -> None:  # RabbitMQ confirms it too
+        def take_back(*returned: Any) -> None:  # an ack follows, which counts it
             refused.add(returned[-1].properties["correlation_id"])
 
         def count(message: Any, *args: Any, **kwargs: Any) -> None:
-            type(channel).basic_publish(channel, message, *args, **kwargs)  # with `confirm_publish`, its own would wait
+            # Not the channel's own: with the transport option `confirm_publish`, that waits for each answer.
+            type(channel).basic_publish(channel, message, *args, **kwargs)
             sent.append(message.properties["correlation_id"])
 
         # The first command on a connection that has been idle shows whether it is dead. If so, connect again.
         channel = connection.ensure(connection, open_channel, max_retries=hosts, interval_start=0)()
         channel.basic_publish = count
-        channel.events["basic_ack"].add(tell)
+        channel.events["basic_ack"].add(note_answer)
         channel.events["basic_nack"].add(refuse)
         channel.events["basic_return"].add(take_back)
         try:
             with channel.connection.transport.having_timeout(STORED_WITHIN):  # `publish_again` may bind a queue
                 yield task.app.amqp.Producer(channel, auto_declare=False)
                 end = time.monotonic() + STORED_WITHIN
-                while len(told) < len(sent):
+                while len(answered) < len(sent):
                     channel.connection.blocking_read(max(0.001, end - time.monotonic()))
                 channel.close()
         except BaseException:
@@ -197,10 +201,12 @@ def publish_again(task: Any, request: Context, header: Header, countdown: float,
         options["retry"] = False  # on another connection, nothing would be confirmed
         name, is_delayed = delivery.queue, broker.delays_natively and countdown
         if name is not None and is_delayed:
-            # Celery binds only the queues that a worker has at its start, and by their exchanges: see below.
-            # No dots: the pattern of another queue could match a part of the name.
+            # Celery binds a queue there only when a worker starts, and through the queue's exchange, from which other
+            # queues would get a copy. A digest, because another queue's pattern could match a part of a name with dots,
+            # and because a routing key has at most 255 bytes.
             key = f"redislock-{sha1(name.encode(), usedforsecurity=False).hexdigest()}"
-            producer.channel.queue_bind(name, _DELAYED, f"#.{key}")
+            with producer.channel.connection.channel() as channel:  # an error closes only this one
+                channel.queue_bind(name, _DELAYED, f"#.{key}")
             options["queue"] = Queue(name, Exchange(_DELAYED, "topic"), key, no_declare=True)
         elif name is not None:
             # Through the message's exchange, every other queue that is bound to it would get a copy; and if its own

@@ -401,8 +401,7 @@ def delivered(task: Task[..., Any], plan: LockPlan, request: Context) -> Message
     without them, even when it waits or is sent again.
     """
     message = Message(task, plan.broker, request, plan.options)
-    given = message.header.options
-    if given is not None:
+    if (given := message.header.options) is not None:
         try:
             message.options = plan.options_of(given)
         except LockConfigError as refusal:

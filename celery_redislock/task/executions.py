@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from celery import states
-from celery.exceptions import Ignore, TaskError, TaskRevokedError
+from celery.exceptions import Ignore, TaskError, TaskRevokedError, TimeLimitExceeded, WorkerLostError
 
 from celery_redislock import signals
 from celery_redislock.app import WITHOUT_REDIS
@@ -42,6 +42,8 @@ from .execution import Execution, held_by_request
 
 logger = logging.getLogger(__name__)
 
+#: Errors on which Celery acts by their type: it would end this worker, store no outcome, or run the message again.
+_ACTED_ON = (MemoryError, Ignore, WorkerLostError, TimeLimitExceeded)
 #: How long an eager run waits for a key that is about to become free, in seconds.
 MOMENT = 1.0
 
@@ -175,8 +177,7 @@ class JoiningExecution(WorkerExecution):
                     self.joined = outcome
                     join.note_joined(self.task.app, self.request, joins)
                     if isinstance(error := outcome.value, BaseException):
-                        # By these, Celery would end this worker too, or leave this run without an outcome.
-                        raise TaskError(describe(error)) if isinstance(error, MemoryError | Ignore) else error
+                        raise TaskError(describe(error)) if isinstance(error, _ACTED_ON) else error
                     return
                 case join.Joining.ASK:
                     super().acquire(lock)

@@ -79,12 +79,12 @@ class NextAttempt:
             self.is_sent, self._ttl, demand = True, ttl, self._demand
         if demand is not None:
             # Send both commands: the first hands over the key if that has not happened yet; the second sets the key's
-            # lifetime if it has. Neither knows which permit it is.
+            # lifetime if it has. Both look for the permit by its owner.
             hold = Hold(demand, known_by(self._nonce), heir=(self._token, ttl))
-            keeper, longer = server_of(self._plan.app).keeper, commands.hand_over(demand, self._token, self._token, ttl)
+            keeper, extend = server_of(self._plan.app).keeper, commands.hand_over(demand, self._token, self._token, ttl)
             ends = time.monotonic() + max(self._plan.options.lease, NOTICED_WITHIN)
             keeper.later(demand.key, ends, lambda store: store.send(hold.release()))
-            keeper.later(demand.key, ends, lambda store: store.send(longer))
+            keeper.later(demand.key, ends, lambda store: store.send(extend))
 
     def call_off(self) -> None:
         """Free the key, because this attempt will not be published. Do nothing if its message was sent."""

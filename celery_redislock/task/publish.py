@@ -361,8 +361,7 @@ class Publication:
     def _causes(self) -> frozenset[str]:
         """The ids of the message's parent and root. Celery adds the running task's ids only later."""
         causes = {self._options.get("parent_id"), self._options.get("root_id")}
-        parent = self._plan.app.current_worker_task
-        if parent is not None:
+        if (parent := self._plan.app.current_worker_task) is not None:
             causes |= {parent.request.id, parent.request.root_id}
         return frozenset(tokens.known_as(str(one)) for one in causes if one)
 

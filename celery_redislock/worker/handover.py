@@ -191,8 +191,7 @@ class Handover:
     def restore(self, requests: Sequence[Request]) -> None:
         """Make the broker redeliver the messages of `requests`, whose connection is lost."""
         self._to_restore += [request.message.delivery_tag for request in requests]
-        consumer = self._consumer
-        if consumer is not None:
+        if (consumer := self._consumer) is not None:
             self._restore(consumer)
 
     def _restore(self, consumer: Any) -> None:
@@ -236,8 +235,7 @@ class Handover:
                     else:  # its run sends it back
                         one.request.may_leave = False  # otherwise it would try to leave over and over
                         self._run(one)
-                consumer = self._consumer
-                if consumer is not None:
+                if (consumer := self._consumer) is not None:
                     consumer.call_soon(self._ack)
                     if consumer.hub is not None:
                         self._wake_up()

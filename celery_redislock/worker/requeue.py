@@ -77,9 +77,10 @@ def settle(request: Request, has_settled: Callable[[], None], *, requeues: bool 
 
 
 def publish(requests: Sequence[Request]) -> list[Request] | None:
-    """Publish the messages of `requests` again as one batch; return the requests whose messages it has stored.
+    """Publish the messages of `requests` again as one batch.
 
-    None if the broker is out of reach.
+    Returns:
+        The requests whose messages the broker has stored; None if it is out of reach.
     """
     refused = set[str]()
     try:

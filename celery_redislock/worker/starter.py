@@ -44,7 +44,7 @@ class Starter:
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)
-        # A process may embed many workers, one after the other.
+        # Closes the pipe when this object goes: a process may embed many workers, one after the other.
         weakref.finalize(self, lambda *ends: [*map(os.close, ends)], self._reader, self._writer).atexit = False
         self._woken = threading.Event()
         self._starting = threading.Lock()
@@ -59,7 +59,7 @@ class Starter:
     def stop(self) -> None:
         """Stop calling `run`."""
         self._consumer = None
-        self._woken.set()  # the thread ends, and keeps nothing of an embedded worker
+        self._woken.set()  # the thread ends; otherwise it would keep a stopped embedded worker in memory
 
     def register(self, hub: Any) -> None:
         """Add the pipe to the event loop, which is starting."""

@@ -171,7 +171,8 @@ class WaitingRoom(bootsteps.StartStopStep):
         return request.may_leave or not must_leave(request)
 
     def queue_of(self, message: Any) -> str | None:
-        """The queue that `message` came from; None if it is not known. In a shutdown, its consumer may be gone."""
+        """The queue that `message` came from; None if it is not known."""
+        # Remembered: a shutdown cancels the consumers before it has handled their last messages.
         if (tasks := self._parent.task_consumer) is not None:
             self._queues |= {tag: queue for queue, tag in worker_port.tags_of(tasks).items()}
         return self._queues.get(message.delivery_info.get("consumer_tag"))
@@ -190,7 +191,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         if self._is_lost(consumer, request):
             return
         keep_unacked(consumer, request)
-        room = server_of(request.task.lock_plan.app).messages
+        room = server_of(request.task.lock_plan.app).message_room
         self._rooms.add(room)
         room.hosts.add(self)
         waiting = WaitingMessage(request, place, self)

@@ -96,7 +96,7 @@ class WaitingMessage(Waiter):
         self.demand, self.wants, self.lost_at = place.demand, place.wants, None
         self.rank, self.number = place.rank, 0
         self.request = request
-        self._room = server_of(plan.app).messages
+        self._room = server_of(plan.app).message_room
         header = place.header
         self.claim = None if header.claim is None else known_by(header.claim, RESERVED).owner
         self.joins = header.joins

@@ -276,7 +276,7 @@ def test_each_message_that_waits_is_counted_though_its_worker_stands_in_line_onc
             wait_until(lambda: tasks.work.lock_info("j").waiting_processes == 1, "a process stands in line")
             (one,) = told(cli("list", "--json", "--waiting", "--match", other.name))
             assert one["waiting"] == 1
-            assert "Waiting: 1 process outside the workers that answered." in cli("show", other.name).stdout
+            assert "Waiting: 1 other process in line." in cli("show", other.name).stdout
         assert blocks.result()
         other.release()
 
@@ -536,7 +536,7 @@ def test_a_holder_whose_worker_is_dead_is_shown_as_one_that_does_not_answer_and_
     worker.kill()
     silent = cli("list", "--json")
     assert [one["waiting"] for one in told(silent)] == [1]
-    assert silent.stderr == "Each counts as one message: 1 process outside the workers that answered.\n"
+    assert silent.stderr == "Each counts as one message: 1 other process in line.\n"
     assert "Its worker w0@lab does NOT ANSWER" in cli("show", held["key"]).stdout
     assert "Its worker w0@lab does NOT ANSWER" in cli("release", held["key"]).stdout
     start_worker(1, "-n", "w0@lab")

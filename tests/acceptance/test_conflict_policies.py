@@ -207,19 +207,26 @@ class TestJoin:
         assert "delivered again" not in worker.output()
         assert ledger.items() == ["holder"]
 
-    def test_the_worker_of_a_duplicate_outlives_a_holder_that_lacked_memory(self, config, tasks, start_worker, ledger):
-        """Celery ends a worker whose run raises MemoryError; WorkerLostError may requeue the message."""
-        config.settings["task_annotations"] = {"lab.on_join": {"acks_late": True, "reject_on_worker_lost": True}}
+    @pytest.mark.parametrize(
+        ("holds", "error"),
+        [("lacks memory", "MemoryError: holder"), ("loses its process", "WorkerLostError: holder")],
+    )
+    def test_an_error_on_which_celery_acts_only_fails_the_duplicate(
+        self, config, tasks, start_worker, ledger, holds, error
+    ):
+        """Celery ends a worker whose run raises MemoryError, and WorkerLostError may requeue the message."""
         start_worker(1)
-        tasks.on_join.delay("k", "holder", "lacks memory")
+        tasks.on_join.delay("k", "holder", holds)
         wait_until(ledger.runs, "the holder runs")
+        config.settings["task_annotations"] = {"lab.on_join": {"acks_late": True, "reject_on_worker_lost": True}}
         other = replace(config, queue=f"{config.queue}-other")
         worker = start_worker(1, config=other)
         duplicate = tasks.on_join.apply_async(("k", "duplicate"), queue=other.queue)
         wait_until(duplicate.ready, "the duplicate ends")
         wait_until(tasks.plain.apply_async(queue=other.queue).ready, "another task runs")
-        assert repr(duplicate.result) == "TaskError('MemoryError: holder')"
+        assert repr(duplicate.result) == f"TaskError({error!r})"
         assert "Unrecoverable error" not in worker.output()
+        assert "duplicate" not in ledger.items()
 
     def test_it_waits_for_the_next_attempt_of_a_holder_that_retries(self, tasks, start_worker, ledger):
         start_worker(2)

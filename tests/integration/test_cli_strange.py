@@ -84,7 +84,7 @@ def test_nothing_that_was_stored_or_answered_reaches_the_terminal_unescaped(app,
     locks.client.set(keys_of(KEY).permit(2), EVIL)
     room = tokens.of_room(tokens.mint_nonce(), EVIL)
     locks.client.zadd(keys_of(KEY).line, {room.value: 1})
-    wait_until(lambda: "Waiting: 2 messages in 1 worker, and 1 process" in cli("show", KEY).stdout, "it answers")
+    wait_until(lambda: "Waiting: 2 messages in 1 worker, and 1 other process" in cli("show", KEY).stdout, "it answers")
     printed = [
         cli(*command)
         for command in (
@@ -235,7 +235,7 @@ def test_where_no_worker_can_be_asked_processes_are_counted_and_that_is_said(con
     for _ in range(2):
         room = tokens.of_room(tokens.mint_nonce(), "host")
         locks.client.zadd(keys_of("redislock:{a}").line, {room.value: 1})
-    outside = "2 processes outside the workers that answered."
+    outside = "2 other processes in line."
     assert cli("list").stderr == f"Each counts as one message: {outside}\n"
     config.broker = "redis://127.0.0.1:1/0"
     away = make_app(config)

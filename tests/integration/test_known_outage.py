@@ -15,7 +15,7 @@ from celery_redislock import LockUnavailable
 from celery_redislock.app import server_of
 from celery_redislock.connection import outage
 from celery_redislock.connection.connections import Connections
-from celery_redislock.protocol.replies import Granted
+from celery_redislock.protocol.replies import Conflict, Granted
 from celery_redislock.protocol.tokens import Token
 from tests.integration.conftest import KEY, ONE
 from tests.lab.servers import wait_until
@@ -148,6 +148,14 @@ def test_of_eight_that_ask_when_it_is_time_to_look_one_does(ask, look_now, sent)
 def test_when_the_server_is_back_the_next_look_gets_the_key(ask, lock_proxy, log):
     lock_proxy.mend()
     wait_until(lambda: isinstance(ask(), Granted), "somebody has looked")
+    assert log.text.count("the lock server is available again after") == 1
+
+
+@pytest.mark.usefixtures("silent")
+def test_that_a_key_is_held_shows_too_that_the_server_is_back(ask, lock_proxy, locks, log):
+    lock_proxy.mend()
+    locks.client.set(KEY, "of another")
+    wait_until(lambda: isinstance(ask(), Conflict), "the next look gets an answer")
     assert log.text.count("the lock server is available again after") == 1
 
 

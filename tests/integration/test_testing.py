@@ -113,7 +113,7 @@ def test_a_message_that_waits_for_a_rate_runs_when_time_has_passed(app, worker):
     call.delay(1)
     assert ran.acquire(timeout=10)
     call.delay(2)
-    wait_until(lambda: server_of(app).messages.waiting(), "the second call waits")
+    wait_until(lambda: server_of(app).message_room.waiting(), "the second call waits")
     assert not ran.acquire(blocking=False)
     began = time.monotonic()
     pass_time(HOUR)

@@ -161,7 +161,7 @@ def test_the_head_of_the_watch_is_broken_where_the_terminal_is_narrow():
     assert len(head) == 3
     assert max(map(len, head)) <= 80
     assert head[0].endswith("0 conflicts in 0")
-    assert head[2].startswith("Each counts as one message: 1 process outside ")
+    assert head[2].startswith("Each counts as one message: 1 other process ")
     assert names.startswith("STATE")
 
 

@@ -31,6 +31,7 @@ for i, key in ipairs(KEYS) do
   local owner = ARGV[2 * i - 1]
   reply[i] = 'lost'
   if type(value) == 'string' and (OWNS(owner, value) or is_owned_by(owner, value)) then
+    -- An owner that is the whole value is a token that the caller of a Lock has chosen: it stays as it is.
     if state_of(value) == SENDING and value ~= owner then redis.call('SETRANGE', key, 0, RESERVED) end
     if ARGV[2 * i] ~= '' then redis.call('PEXPIRE', key, ARGV[2 * i]) end
     local by = asked_by(value)

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from celery import Celery
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore, Reject, WorkerLostError
 
 from tests.lab.ledger import Ledger
 
@@ -65,6 +65,8 @@ def _define_policy(locked: Any, ledger: Ledger, policy: str) -> None:
                 raise Reject(item, requeue=False)
             if holds == "lacks memory":
                 raise MemoryError(item)
+            if holds == "loses its process":
+                raise WorkerLostError(item)
             if holds == "hangs":
                 time.sleep(60)
         return item
