@@ -1,5 +1,5 @@
 -- Renew the lease of each key that its owner still has. If this is sent twice, the lease is not added twice. A publisher
--- sends this when it has sent the message for which the key is reserved; it names the job's window too.
+-- sends this once its message is sent, naming the job's window too. A chosen token, its own owner, stays as it is.
 --
 -- KEYS[i]      the keys of the locks; in a Cluster, all in one hash slot
 -- ARGV[2i-1]   the owner in the token that key i should hold: its first part
@@ -31,7 +31,6 @@ for i, key in ipairs(KEYS) do
   local owner = ARGV[2 * i - 1]
   reply[i] = 'lost'
   if type(value) == 'string' and (OWNS(owner, value) or is_owned_by(owner, value)) then
-    -- An owner that is the whole value is a token that the caller of a Lock has chosen: it stays as it is.
     if state_of(value) == SENDING and value ~= owner then redis.call('SETRANGE', key, 0, RESERVED) end
     if ARGV[2 * i] ~= '' then redis.call('PEXPIRE', key, ARGV[2 * i]) end
     local by = asked_by(value)
