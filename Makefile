@@ -45,7 +45,7 @@ demo: $(STAMP)  ## Run the example app on its own server
 test: $(STAMP)  ## The tests on real servers and workers, except those of make check, rabbitmq, model, web, compat, topologies, twins and wheel
 	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit
 	@for one in $(WAITING); do $(BIN)/python -m pytest --collect-only -qq $$one >/dev/null & done; wait  # compiles them, once
-	@$(BIN)/python -m pytest -n 12 --dist loadfile $(NOT_IN_POOLS) -m 'not network and not rabbitmq'
+	@$(BIN)/python -m pytest -n 10 --dist loadfile $(NOT_IN_POOLS) -m 'not network and not rabbitmq'
 
 rabbitmq: $(STAMP)  ## The tests of the same folders that are on RabbitMQ
 	@$(BIN)/python -m pytest -n 8 --dist loadfile $(NOT_IN_POOLS) -m rabbitmq
