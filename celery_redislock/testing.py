@@ -156,7 +156,7 @@ def moved(app: Celery, url: str) -> Iterator[None]:
     conf: Any = app.conf
     conf.get("redislock_url")  # loads the settings: a change made before that has no effect
     values = {"url": url, "client_options": {}}  # without the password of the app's own server
-    if {"{", "}"}.isdisjoint(before := keyprefix_of(app)):  # bound tasks have it in their keys
+    if (before := keyprefix_of(app)) and {"{", "}"}.isdisjoint(before):  # bound tasks have it in their keys
         values["prefix"] = before + resolve_settings(settings_of(app)).prefix
     servers = servers_of(app)
     changes = {name: values[setting] for setting in values for name in names_of(conf.prefix, setting)}

@@ -153,24 +153,12 @@ def test_a_message_of_a_queue_that_is_bound_by_a_pattern_goes_back_to_it_and_no_
         connection.default_channel.queue_declare(f"{name}.created", passive=True)
 
 
-def test_what_is_sent_back_to_a_queue_that_was_added_at_runtime_comes_again(app, config, tasks, start_worker):
+@pytest.mark.parametrize("kind", ["topic", "direct"])  # ``celery control add_consumer <queue>`` makes a direct one
+def test_what_is_sent_back_to_a_queue_that_was_added_at_runtime_comes_again(app, config, tasks, start_worker, kind):
     config.settings["redislock_waiting_limit"] = 0
     worker, name = start_worker(1), f"{config.queue}-added"
-    route = {"exchange": name, "exchange_type": "topic", "routing_key": f"{name}.created"}
+    route = {"exchange": name, "exchange_type": kind, "routing_key": f"{name}.created"}
     consume_from(app, name, **route, options={"queue_arguments": {"x-queue-type": "quorum"}, "durable": True})
-    with tasks.work.lock_for("k"):
-        result = tasks.work.apply_async(("k", "sent back"), **route)
-        wait_until(lambda: "no room for more" in worker.output(), "it is sent back")
-    wait_until(result.ready, "it has come again")
-    assert result.get() == "sent back"
-
-
-def test_what_is_sent_back_to_a_queue_behind_a_direct_exchange_comes_again(app, config, tasks, start_worker):
-    """As ``celery control add_consumer <queue>`` makes it."""
-    config.settings["redislock_waiting_limit"] = 0
-    worker, name = start_worker(1), f"{config.queue}-direct"
-    consume_from(app, name)
-    route = {"exchange": name, "exchange_type": "direct", "routing_key": name}
     with tasks.work.lock_for("k"):
         result = tasks.work.apply_async(("k", "sent back"), **route)
         wait_until(lambda: "no room for more" in worker.output(), "it is sent back")
