@@ -22,7 +22,7 @@ class Look:
     """How to draw a run."""
 
     mark: str
-    """A letter or digit, so the picture is readable without colours."""
+    """A letter or digit, so the picture is readable without colors."""
     style: str
 
 
