@@ -59,8 +59,8 @@ class Lock(Handle):
         if task is not None and task not in states:
             loop = task.get_loop()
             ended = (one for one in [*states] if one.done() and (one.get_loop() is loop or one.get_loop().is_closed()))
-            state = states.pop(next(ended, None), None)  # after a loop was closed, two threads may get here at once
-            if state is not None:
+            # After a loop was closed, two threads may get here at once.
+            if (state := states.pop(next(ended, None), None)) is not None:
                 states[task] = state
                 for entry in state.entries if self.reentrant else ():
                     entry.own_by_context(is_reentrant=True)
@@ -71,7 +71,11 @@ class Lock(Handle):
 
     def _set(self, entry: Entry, in_block: bool) -> None:
         if self.thread_local:
-            self._local.setdefault(running_task(), self.local)  # `local` also forgets a task that has ended
+            # Forget the tasks that have ended and hold nothing. Inherit from none: another task is to release the lock.
+            for task, state in [*self._local.items()]:
+                if task and task.done() and not any(one.held.left > 0 for one in state.entries):
+                    self._local.pop(task, None)
+            self._local.setdefault(running_task(), Local())
         super()._set(entry, in_block)
 
     def _unset(self, entry: Entry | None) -> Entry:

@@ -329,6 +329,28 @@ class TestALock:
 
         asyncio.run(main())
 
+    def test_with_a_limit_is_released_by_each_task_that_shares_it(self, make, locks):
+        """Each has acquired it in a task of its own, which has ended when the next one acquires it."""
+
+        async def hold(lock, over):
+            assert await in_another_task(lock.acquire())
+            await asyncio.sleep(0.1)
+            await lock.release()
+            await over.wait()  # no other task inherits what this one still has
+
+        async def main():
+            lock, over = make(limit=2), asyncio.Event()
+            first = asyncio.create_task(hold(lock, over))
+            await until(lambda: locks.client.exists(NAME), "the first permit is held")
+            second = asyncio.create_task(hold(lock, over))
+            try:
+                await until(lambda: not locks.held(), "both permits are released")
+            finally:
+                over.set()
+                await asyncio.gather(first, second)
+
+        asyncio.run(main())
+
     def test_whose_options_only_threads_know_is_refused(self, locks):
         blocking = redis.Redis(unix_socket_path=str(locks.socket))
         blocking.connection_pool.connection_kwargs["redis_connect_func"] = lambda connection: connection.on_connect()
