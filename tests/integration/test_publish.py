@@ -25,7 +25,7 @@ from celery_redislock.protocol import tokens
 from celery_redislock.protocol.hold import Hold
 from celery_redislock.protocol.names import Demand, keys_of
 from celery_redislock.protocol.replies import Outstanding
-from celery_redislock.protocol.scripts import Passed
+from celery_redislock.protocol.scripts import ACQUIRE, Passed
 from celery_redislock.protocol.tokens import Attempt, Token
 from celery_redislock.task import publish
 from celery_redislock.testing import busy
@@ -465,6 +465,20 @@ def test_one_connection_lost_amid_the_publish_does_not_shorten_the_keys_life(con
     app.send_task = send_and_cut
     app.tasks["lab.job"].delay("k")
     assert ttl() > 3590
+
+
+@pytest.mark.parametrize("name", SCOPES)
+def test_a_lost_reply_about_a_message_that_is_sent_in_any_case_does_not_shorten_the_keys_life(
+    name, tasks, locks, lock_proxy, ttl
+):
+    """Its caller has chosen its id. Without the key, it would wait for its own publish."""
+    locks.client.script_load(ACQUIRE.text)
+    fault = lock_proxy.drop_reply(to=b"EVALSHA", where=ACQUIRE.sha.encode())
+    getattr(tasks, name).apply_async(("k",), task_id="mine")
+    assert fault.struck == 1
+    wait_until(lambda: ttl() > 3590, "the message has its reservation")
+    (key,) = locks.client.keys()
+    assert Token.of(locks.client.get(key)).state == "queued"
 
 
 @pytest.mark.parametrize("scope", ["run", "job", "queue"])

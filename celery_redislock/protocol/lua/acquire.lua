@@ -67,7 +67,7 @@ end
 -- The prelude stands here.
 
 local lock, line, token, lease = KEYS[1], KEYS[2], ARGV[2], ARGV[3]
-local owner, given = string.sub(token, 1, OWNER_LENGTH), options(2, 3)
+local owner, given = string.gsub(string.sub(token, 1, OWNER_LENGTH), '^%' .. SENDING, RESERVED), options(2, 3)
 local note, fence, call, claim, place, gone = given.n, given.f, given.W, given.C, given.p, given.g
 local runs = tonumber(given.S or 1)
 local capacity = math.min(runs, MAX_PERMITS)
