@@ -134,6 +134,8 @@ class Sender:
             if isinstance(error, RedisError):
                 raise LockUnavailable(commands[0].keys[0], describe(error)) from error
             raise
+        for command, reply in zip(commands, replies, strict=True):
+            self.outage_of(command.keys[0]).answered(command.script, granted=reply[0] == GRANTED)
         return replies, sent_at
 
     def ask_once(self, command: Command) -> Reply:

@@ -94,8 +94,7 @@ class LockServer:
         """
         pool = getattr(client, "connection_pool", client)  # a Cluster's client has many pools: use the client itself
         servers = servers_of(pool)
-        server = servers.get(os.getpid())
-        if server is None:
+        if (server := servers.get(os.getpid())) is None:
             keyprefix = next((one.keyprefix for one in servers.values()), "")  # after a fork, the parent's
             is_cluster = isinstance(client, RedisCluster | AsyncRedisCluster | ClusterClient)
             ours = of_cluster(client) if is_cluster else derive(client)

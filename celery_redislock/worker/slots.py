@@ -261,8 +261,7 @@ def drained(items: deque[T]) -> Iterator[T]:
 
 def scale_up(consumer: Any, wanted: int) -> None:
     """Make Celery's autoscaler, if any, add slots for waiting messages: on its own it counts only reserved ones."""
-    scaler = getattr(consumer.controller, "autoscaler", None)
-    if scaler is None:
+    if (scaler := getattr(consumer.controller, "autoscaler", None)) is None:
         return
     missing = min(wanted, scaler.max_concurrency - scaler.processes)
     if missing > 0:

@@ -8,6 +8,10 @@ import pytest
 import redis
 
 from celery_redislock import Lock, LockUnavailable
+from celery_redislock.hold.held_lock import HeldLock
+from celery_redislock.protocol import tokens
+from celery_redislock.protocol.hold import Hold
+from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.replies import Granted
 from tests.integration.conftest import KEY
 from tests.lab.servers import wait_until
@@ -79,6 +83,18 @@ def test_an_acquire_that_is_refused_is_unavailable_and_works_after_the_cure(serv
     cure(server)
     assert server.get(KEY) is None
     assert isinstance(holder("id").acquire(), Granted)
+
+
+def test_a_server_is_available_again_once_a_run_has_all_of_its_keys(server, store, holder, log):
+    """It asks for them in one round trip."""
+    out_of_memory(server)
+    with pytest.raises(LockUnavailable):
+        holder("id").acquire()
+    with_memory(server)
+    token = tokens.mint(tokens.mint_nonce(), None, tokens.origin("host", None))
+    both = [HeldLock(store, Hold(Demand(key), token), 60) for key in ("{k}a", "{k}b")]
+    store.acquire_all(both, 60, None, None)
+    assert "the lock server is available again" in log.text
 
 
 @TROUBLES
