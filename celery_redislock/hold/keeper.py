@@ -193,8 +193,7 @@ class Keeper:
             yield
             return
         answered = threading.Event()
-        watch = threading.Thread(target=self._watch, args=(at_risk, answered), name="redislock-watch", daemon=True)
-        watch.start()
+        threading.Thread(target=self._watch, args=(at_risk, answered), name="redislock-watch", daemon=True).start()
         try:
             yield
         finally:
@@ -204,7 +203,8 @@ class Keeper:
         for lock in sorted(at_risk, key=lambda lock: lock.deadline):
             if answered.wait(max(0.0, lock.deadline - time.monotonic())):
                 return
-            self._lose(lock, PAST_DEADLINE)
+            if lock.left <= 0:  # its holder may have extended it meanwhile
+                self._lose(lock, PAST_DEADLINE)
 
     def _try_again(self, unanswered: Mapping[HeldLock, RedisError]) -> None:
         now = time.monotonic()

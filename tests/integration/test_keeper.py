@@ -86,6 +86,19 @@ def test_a_silent_server_loses_the_lock_at_its_deadline(hold, behind, lock_proxy
     assert log.text.count("the lock server is unavailable:") == 1
 
 
+def test_a_lock_that_its_holder_extends_is_not_lost_while_the_keeper_waits_for_an_answer(hold, server, lock_proxy):
+    """The holder has another connection, and is answered."""
+    silent = server(lock_proxy.url, socket_timeout=5.0)
+    lock = hold(keeper=silent.keeper)
+    lock_proxy.blackhole()
+    deadline = lock.deadline = time.monotonic() + 1
+    make_due(silent.keeper, lock)
+    wait_until(lambda: "redislock-watch" in {one.name for one in threading.enumerate()}, "its deadline is watched")
+    lock.extend()
+    wait_until(lambda: time.monotonic() > deadline + 0.5, "the first deadline has passed")
+    assert lock.state == "held"
+
+
 def test_a_holder_trusts_its_lock_for_less_time_than_its_key_lives_however_slow_the_answers_are(
     server, hold_on, lock_proxy, client
 ):
