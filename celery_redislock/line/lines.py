@@ -60,8 +60,7 @@ class Ordered(Generic[T]):
 
     def discard(self, item: T) -> None:
         """Remove `item` if it is here."""
-        entry = self._entries.pop(item, None)
-        if entry is not None:
+        if (entry := self._entries.pop(item, None)) is not None:
             del self._sorted[bisect_left(self._sorted, entry)]
 
     def place_of(self, item: T) -> Any:

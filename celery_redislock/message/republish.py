@@ -251,6 +251,11 @@ def queue_of(app: Celery, request: Context) -> Queue | None:
     return Queue(routing_key, Exchange(exchange, "topic"), routing_key)
 
 
+def make_known(app: Celery, queue: str) -> None:
+    """Tell `app` of a queue from which a message has come, unless it knows it, so that no publish declares it anew."""
+    app.amqp.queues.setdefault(queue, Queue(queue, Exchange(""), queue, no_declare=True))
+
+
 def custom_headers(headers: Any) -> dict[str, Any]:
     """The headers that the user has set."""
     if not isinstance(headers, dict):

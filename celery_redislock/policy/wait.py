@@ -116,8 +116,7 @@ def sleep_until_due(message: Message, due: NotDue) -> None:
     if options.arguments == "all" and options.debounce:
         # With its last call, a full ticket is due at once. The hint that tells its room so may be lost.
         seconds = min(seconds, max(1.0, options.debounce / LOOKS_IN_A_DEBOUNCE))
-    header = message.wait(rank=rank, sleeps=True)
-    if header is not None:
+    if (header := message.wait(rank=rank, sleeps=True)) is not None:
         raise Ended(verdict._replace(place=Place(message.demand, rank, header, sleeps_for=seconds)))
     if message.send_back(seconds, message.demand.key, rank=rank, sleeps=True):
         raise Ended(verdict)

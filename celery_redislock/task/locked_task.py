@@ -25,9 +25,9 @@ from celery_redislock.lock.async_server import AsyncServer
 from celery_redislock.lock.lock import Lock
 from celery_redislock.lock.no_lock import AsyncNoLock, NoLock
 from celery_redislock.lock.several import AsyncLocks, Locks
-from celery_redislock.message.delivery import hide_headers
+from celery_redislock.message.delivery import Delivery, hide_headers
 from celery_redislock.message.header import HEADER, Header
-from celery_redislock.message.republish import ignores_result
+from celery_redislock.message.republish import ignores_result, make_known
 from celery_redislock.options import ATTRIBUTES
 from celery_redislock.protocol.names import Demand
 
@@ -252,7 +252,10 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
         self, request: Context | None = None, args: Any = None, kwargs: Any = None, queue: Any = None, **options: Any
     ) -> Signature[Any]:
         """The signature that `self.retry()` sends to run `request` again. It keeps the lock options of the call."""
-        header = Header.read(getattr(self.request if request is None else request, HEADER, None))
+        request = self.request if request is None else request
+        header, delivery = Header.read(getattr(request, HEADER, None)), Delivery.of(request)
+        if delivery and delivery.queue:  # a message that was sent straight to its queue is retried through that
+            make_known(self.app, delivery.queue)
         options = {**{f"lock_{name}": value for name, value in (header.options or {}).items()}, **options}
         signature = super().signature_from_request(request, args, kwargs, queue, **options)
         if header.number:  # for `send_in_hook`
@@ -275,15 +278,13 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
         """Release the lock after a success or a failure."""
         # From Celery 5.7 on, this also runs in the main process at a hard time limit, while the child may still be
         # running. The main process has no request on the stack.
-        execution = execution_of(self.request_stack.top)
-        if execution is not None:
+        if (execution := execution_of(self.request_stack.top)) is not None:
             execution.end(status)
         super().after_return(status, retval, task_id, args, kwargs, einfo)
 
     def on_replace(self, sig: Any) -> Any:
         """Send the replacement, as Celery does. Only the replacement now stores a state under the shared task id."""
-        execution = execution_of(self.request_stack.top)
-        if execution is not None:
+        if (execution := execution_of(self.request_stack.top)) is not None:
             execution.leave_no_retry()
         return super().on_replace(sig)
 
@@ -374,8 +375,7 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
 
     def _plan(self) -> LockPlan:
         bind(self)
-        plan = self._plan_in_use()
-        if plan is None:
+        if (plan := self._plan_in_use()) is None:
             raise LockConfigError(f"{self.name} has no lock: it is one of Celery's own tasks")
         return plan
 

@@ -166,6 +166,22 @@ def test_what_is_sent_back_to_a_queue_that_was_added_at_runtime_comes_again(app,
     assert result.get() == "sent back"
 
 
+def test_what_was_handed_over_to_a_queue_that_was_added_at_runtime_is_retried(app, config, tasks, start_worker):
+    """The child does not know how that queue was declared, and the message has come straight from the queue."""
+    worker, name = start_worker(1), f"{config.queue}-added"
+    route = {"exchange": name, "exchange_type": "topic", "routing_key": f"{name}.created"}
+    arguments = {"x-queue-type": "quorum", "x-max-length": 1000}
+    queue = {**route, "queue": name, "options": {"queue_arguments": arguments, "durable": True}}
+    consume_from(app, **queue)
+    with tasks.tells.lock_for("k"):
+        result = tasks.tells.apply_async(("k", "retried", 1), **route)
+        wait_until(lambda: kept(app) == 1, "it waits")
+        worker.stop()
+    start_worker(1)
+    consume_from(app, **queue)
+    assert result.get(timeout=10) == "told"
+
+
 def test_what_is_sent_back_with_a_pause_goes_to_its_own_queue_alone(app, config, tasks, start_worker):
     """Another queue is bound to the same exchange."""
     config.settings["redislock_waiting_limit"] = 0
