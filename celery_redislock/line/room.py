@@ -354,7 +354,8 @@ class Room:
                     return number
             if not isinstance(reply, Called):
                 self._wait_in(line, waiter)
-                self._let_start(line, reply)
+                if reply is not None:  # else the server was not asked who has the key
+                    self._let_start(line, reply)
                 return number
             if not line.waiters:
                 self._lines.drop(line)

@@ -332,8 +332,7 @@ class Windows(QoS):
         self._count = consumer.initial_prefetch_count
         self.callback(prefetch_count=self._count)
         # While that call waited for its answer, it may have handled a message that made the worker leave the queue.
-        tag = forget_tag(tasks, queue)
-        if tag is None:
+        if (tag := forget_tag(tasks, queue)) is None:
             return
         tasks.consume()
         tasks.channel.basic_cancel(tag)

@@ -102,6 +102,27 @@ def test_who_has_an_earlier_rank_goes_first_in_each_line(room, client, hold):  #
     assert late.comes()
 
 
+def test_who_watches_a_key_does_not_start_because_another_has_its_turn_after_a_third(room, client, hold):  # noqa: F811
+    """A run that joins the holder waits for that, and not for its turn."""
+
+    class Joins(Guest):
+        def need_not_wait(self, holders):
+            return not holders
+
+    hold(A)
+    first, joins = Guest(1, A), Joins(5, A)
+    joins.watches = True
+    room.enter(first)
+    room.enter(joins)
+    release = hold(B, room)
+    late = Several(10, A, B, refused=B)
+    room.enter(late)
+    wait_until(lambda: lines(client) == {A, B}, "all wait")
+    release()
+    wait_until(lambda: late.demand.key == A, "its turn came at one key, and another goes before it at the other")
+    assert joins.began == []
+
+
 class TestWhoseTurnCameInVainForLong:
     @pytest.fixture(autouse=True)
     def soon(self, monkeypatch):
