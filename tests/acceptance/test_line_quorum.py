@@ -179,7 +179,8 @@ def test_what_was_handed_over_to_a_queue_that_was_added_at_runtime_is_retried(ap
         worker.stop()
     start_worker(1)
     consume_from(app, **queue)
-    assert result.get(timeout=10) == "told"
+    wait_until(result.ready, "its retry has run")
+    assert (result.state, result.result) == ("SUCCESS", "told")
 
 
 def test_what_is_sent_back_with_a_pause_goes_to_its_own_queue_alone(app, config, tasks, start_worker):

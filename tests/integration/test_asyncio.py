@@ -347,7 +347,8 @@ class TestALock:
                 await until(lambda: not locks.held(), "both permits are released")
             finally:
                 over.set()
-                await asyncio.gather(first, second)
+                errors = await asyncio.gather(first, second, return_exceptions=True)
+            assert errors == [None, None]
 
         asyncio.run(main())
 
