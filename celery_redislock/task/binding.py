@@ -62,6 +62,8 @@ def checked_plan(app: Celery, cls: TaskClass, name: str) -> LockPlan:
     body = body_of(cls)
     unguarded = getattr(body.function, "__redislock__", body.function)
     refuse_what_outlives_its_call(f"{name}: its body", unguarded, "let a plain body run it: asyncio.run()")
+    if inspect.isfunction(inspect.getattr_static(cls, "Strategy", None)):  # which calls the body without hooks
+        raise LockConfigError(f"{name}: its Strategy is a method, like celery-batches'; its body would run unlocked")
     own = own_options(cls)
     plan = LockPlan(
         app, name, body.function, body.is_method, own, ignores_result=bool(cls.ignore_result), serializer=cls.serializer

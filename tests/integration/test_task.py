@@ -362,6 +362,36 @@ class TestBinding:
         with pytest.raises(LockConfigError, match=r"shop\.coroutine: its body is async or a generator"):
             make_app().register_task(Coroutine)
 
+    def test_a_class_that_runs_its_body_by_a_strategy_of_its_own_is_refused(self, make_app, locks):
+        """As `Batches` of celery-batches does: its worker calls the body for many messages, and none of their hooks."""
+
+        class Batches(Task):
+            abstract = True
+
+            def Strategy(self, task, app, consumer): ...
+
+        class LockedFirst(LockedTask, Batches):
+            abstract = True
+
+        class LockedLast(Batches, LockedTask):
+            abstract = True
+
+        for base in (LockedFirst, LockedLast):
+
+            @make_app().task(name="shop.task", base=base, shared=False, lock_scope="job")
+            def task(calls): ...
+
+            with pytest.raises(LockConfigError, match=r"shop\.task: its Strategy is a method, like celery-batches'"):
+                task.delay(1)
+        assert locks.client.keys() == []
+
+    def test_a_strategy_that_is_named_as_celery_names_its_own_is_allowed(self, make_app):
+        @make_app().task(name="shop.task", base=LockedTask, shared=False, Strategy="celery.worker.strategy:default")
+        def task(key):
+            return key
+
+        assert task.apply((1,)).get() == 1
+
     def test_a_method_of_a_base_is_no_option_though_its_name_begins_so(self, make_app, locks):
         class Accounts:
             def lock_account(self): ...
