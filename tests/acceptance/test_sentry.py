@@ -59,3 +59,27 @@ def test_a_conflict_is_none_of_sentrys_business(seen, tasks, ledger):
             failed.get(timeout=30)
     wait_until(seen, "Sentry has been sent the holder's error")
     assert seen() == [("ValueError", holder.id)]  # and not once more for the duplicate that joined it
+
+
+def test_a_check_in_of_sentry_crons_is_closed_by_a_run_and_left_open_by_a_skip(seen, tasks, tmp_path):
+    """With `monitor_beat_tasks`, beat opens a check-in for each call, whose id is in the headers of the message."""
+
+    def call(policy, key="k"):
+        headers = {"sentry-monitor-slug": policy, "sentry-monitor-config": {}, "sentry-monitor-check-in-id": policy}
+        return getattr(tasks, f"on_{policy}").apply_async((key,), headers=headers)
+
+    def closed():
+        file = tmp_path / "sentry-check-ins"
+        told = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        return {one["monitor_slug"]: one["status"] for one in told}
+
+    with tasks.on_skip.lock_for("k"):  # the tasks share their keys
+        calls = [call(policy) for policy in ("skip", "raise", "wait", "join")]
+        for ended in calls[:2]:
+            ended.get(timeout=30, propagate=False)
+    for ended in calls[2:]:
+        ended.get(timeout=30)
+    wait_until(lambda: len(closed()) == 3, "all check-ins are closed that ever will be")
+    assert closed() == {"raise": "error", "wait": "ok", "join": "ok"}
+    call("skip", "free").get(timeout=30)
+    wait_until(lambda: closed().get("skip") == "ok", "a run that is not skipped closes its own")
