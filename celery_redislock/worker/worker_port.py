@@ -74,7 +74,7 @@ def hear_children(consumer: Any) -> None:
     while True:
         for fd, child in tuple(getattr(pool, "_fileno_to_outq", {}).items()):
             try:
-                while fd in readers and child.outq._reader.poll(0):
+                while fd in readers and not child.outq._reader.closed and child.outq._reader.poll(0):
                     read, args = readers[fd]
                     if not isgenerator(read):
                         read(*args)

@@ -185,6 +185,18 @@ def test_what_fails_as_a_child_is_heard_is_logged_and_the_stop_goes_on(caplog):
     ours.close()
 
 
+def test_a_child_whose_pipe_is_closed_is_no_error_however_often_it_is_looked_at(caplog):
+    """A child that was recycled: its file number belongs to another reader by now, and its entry is still there."""
+    ours, theirs = Pipe()
+    gone = SimpleNamespace(outq=SimpleNamespace(_reader=ours))
+    number, unheard = ours.fileno(), SimpleNamespace(_write_to=gone, accepted=lambda: False)
+    ours.close()
+    theirs.close()
+    pool = SimpleNamespace(_pool=SimpleNamespace(_fileno_to_outq={number: gone}, _cache={1: unheard}))
+    worker_port.hear_children(SimpleNamespace(hub=SimpleNamespace(readers={number: (print, ())}), pool=pool))
+    assert caplog.text == ""
+
+
 @pytest.mark.parametrize("pool", [None, object()], ids=["no pool", "one without children"])
 def test_nobody_is_waited_for_where_there_are_no_children(pool):
     worker_port.hear_children(SimpleNamespace(hub=None, pool=SimpleNamespace(_pool=pool)))
