@@ -252,7 +252,7 @@ def queue_of(app: Celery, request: Context) -> Queue | None:
 
 
 def make_known(app: Celery, queue: str) -> None:
-    """Tell `app` of a queue from which a message has come, unless it knows it, so that no publish declares it anew."""
+    """Tell `app` of a queue from which a message has come, unless it knows it, so that no publish declares it."""
     app.amqp.queues.setdefault(queue, Queue(queue, Exchange(""), queue, no_declare=True))
 
 

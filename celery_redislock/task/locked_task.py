@@ -264,8 +264,7 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
 
     def before_start(self, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the lock, or end the run as the options say."""
-        request = self.request_stack.top
-        if request is not None:
+        if (request := self.request_stack.top) is not None:
             hide_headers(request)
             joined = before_body(self, self._plan_in_use, request, args, kwargs)
             if self._lock_track_started and not joined:

@@ -100,8 +100,7 @@ def before_body(
 
 
 def _run_by_tracer(task: Task[..., Any]) -> list[Any]:
-    run = _RUN.get()
-    if not run:
+    if not (run := _RUN.get()):
         raise LockConfigError(f"{task.name} is run by a tracer that is not its __trace__ and would not free its lock")
     return run
 
