@@ -15,6 +15,7 @@ _BROKER_AWAY = (
     "kombu.exceptions.OperationalError: ",
     "celery.exceptions.Reject: (OperationalError(",
     "celery.exceptions.Reject: ('OperationalError: ",
+    "celery.exceptions.Reject: ('OSError: Server unexpectedly closed connection'",  # before RabbitMQ has confirmed it
 )
 
 

@@ -170,7 +170,7 @@ class Message:
         text = "%s: has to wait, but its message could not be published for later (%s); the broker delivers it again"
         logger.warning(text, self.name, describe(error), extra=self.fields("not_sent_back"))
         time.sleep(min(pause, 1.0))  # otherwise the broker may redeliver the message at once, over and over
-        raise Reject(describe(error), requeue=True) from error
+        raise Reject(describe(error), requeue=True) from None  # Celery logs it, with a traceback
 
     def _keep_here(self, error: Exception, pause: float, key: str) -> None:
         """Sleep for `pause` seconds. The message was acked and cannot be sent, so it exists only in this process."""

@@ -198,7 +198,9 @@ class TestOutage:
         )
         assert not [line for line in ours() if re.search(r"\.[.;:,)]", line)]
 
-    def test_a_late_acked_one_that_cannot_be_sent_says_that_the_broker_has_it(self, app, task, deliver, ours, config):
+    def test_a_late_acked_one_that_cannot_be_sent_says_that_the_broker_has_it(
+        self, app, task, deliver, ours, config, caplog
+    ):
         app.conf.broker_url = app.conf.broker_write_url = f"redis://127.0.0.1:{free_port()}/0"
         app.conf.broker_transport_options = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
         deliver(app, task(acks_late=True).name, "k")
@@ -206,6 +208,7 @@ class TestOutage:
         assert "task lab.lines[id]: has to wait, but its message could not be published for later (Op" in said
         assert said.endswith("); the broker delivers it again")
         assert not [line for line in ours() if re.search(r"\.[.;:,)]", line)]
+        assert caplog.text.count("Traceback (most recent call last)") == 1  # by Celery, for each Reject
 
 
 class TestErrorsBeforeTheBody:

@@ -880,6 +880,10 @@ def test_a_log_may_not_hold_a_failed_keeper_nor_a_traceback_from_the_package(tmp
             f'{head}  File "/site/celery_redislock/message/message.py", line 1, in send_back\n    y()\n'
             "celery.exceptions.Reject: ('OperationalError: the broker is away', True)\n[2026 INFO] on\n"
         )
+        text.write(
+            f'{head}  File "/site/celery_redislock/message/message.py", line 1, in send_back\n    y()\n'
+            "celery.exceptions.Reject: ('OSError: Server unexpectedly closed connection', True)\n[2026 INFO] on\n"
+        )
     keeper, traceback = complaints_in(log)
     assert keeper.startswith("the keeper failed")
     assert traceback.endswith("TypeError: z")
