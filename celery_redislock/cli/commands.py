@@ -102,8 +102,7 @@ def show(
 
 def _keys_of(app: Celery, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> list[str]:
     """The keys that a call of a task needs. Errors do not show the arguments."""
-    plan = plan_of(app, name)
-    if plan is None:
+    if (plan := plan_of(app, name)) is None:
         known = "is not a LockedTask" if name in app.tasks else "is not a task of this app"
         raise click.BadParameter(f"{name} {known}", param_hint="--task")
     if not plan.enabled:

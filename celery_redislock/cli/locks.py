@@ -110,8 +110,7 @@ class Locks:
         Raises:
             RedisError: Redis did not answer, or refused the command.
         """
-        part = LockPart.of(key)
-        if part is None:
+        if (part := LockPart.of(key)) is None:
             return []
         lock, names = part.lock, keys_of(part.lock)
         permits = [LockPart(names.permit(number), lock, "permit") for number in range(2, MAX_CAPACITY + 1)]

@@ -89,8 +89,7 @@ class NodeConnections:
         return [*map(self.ask, commands)]
 
     def _connections_of(self, address: Node) -> Connections:
-        connections = self._of_nodes.get(address)
-        if connections is None:
+        if (connections := self._of_nodes.get(address)) is None:
             for gone in [one for one in self._of_nodes if not self._cluster.is_known(one)]:
                 self._of_nodes.pop(gone, None)
             client = self._cluster.connect(address, self._max_connections)

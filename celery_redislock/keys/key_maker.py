@@ -270,8 +270,7 @@ def _callable_namer(
 
 def blame(error: Exception) -> str:
     """Say what the user's callable raised and where, but not the message, which may contain an argument."""
-    frame = error.__traceback__ and error.__traceback__.tb_next
-    if frame:
+    if frame := error.__traceback__ and error.__traceback__.tb_next:
         return f"{type(error).__name__} in {basename(frame.tb_frame.f_code.co_filename)}, line {frame.tb_lineno}"
     if isinstance(error, TypeError):  # the call itself failed
         return "TypeError; it must take one argument, a mapping of the call's arguments by name"

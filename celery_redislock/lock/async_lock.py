@@ -51,20 +51,28 @@ class Lock(Handle):
         """The state of this object: with `thread_local`, the running asyncio task's.
 
         A task inherits the state of one that has ended: `asyncio.wait_for` may acquire the lock in a task of its own.
-        It does not if that was a task of another loop that is still open, in another thread.
+        It does not if that was a task of another loop that is still open, in another thread. Until it releases or
+        extends the lock, it only looks at that state: another task may look too, and is not to keep it.
         """
+        return self._local_state(takes_over=False)
+
+    def _local_state(self, *, takes_over: bool) -> Local:
         if not self.thread_local:
             return super().local
-        task, states = running_task(), self._local
-        if task is not None and task not in states:
-            loop = task.get_loop()
-            ended = (one for one in [*states] if one.done() and (one.get_loop() is loop or one.get_loop().is_closed()))
-            # After a loop was closed, two threads may get here at once.
-            if (state := states.pop(next(ended, None), None)) is not None:
-                states[task] = state
-                for entry in state.entries if self.reentrant else ():
-                    entry.own_by_context(is_reentrant=True)
-        return states.get(task) or Local()
+        task = running_task()
+        states: dict[Any, Local] = self._local
+        if task is None or task in states:
+            return states.get(task) or Local()
+        loop = task.get_loop()
+        ended = (one for one in [*states] if one.done() and (one.get_loop() is loop or one.get_loop().is_closed()))
+        # After a loop was closed, two threads may get here at once.
+        if (state := (states.pop if takes_over else states.get)(next(ended, None), None)) is None:
+            return Local()
+        for entry in state.entries if self.reentrant else ():
+            entry.own_by_context(is_reentrant=takes_over)
+        if takes_over:
+            states[task] = state
+        return state
 
     def _new_local(self) -> Any:
         return {} if self.thread_local else Local()
@@ -79,6 +87,7 @@ class Lock(Handle):
         super()._set(entry, in_block)
 
     def _unset(self, entry: Entry | None) -> Entry:
+        self._local_state(takes_over=True)
         entry = super()._unset(entry)
         if self.thread_local and self.local.token is None:
             self._local.pop(running_task(), None)
@@ -131,6 +140,7 @@ class Lock(Handle):
             LockUnavailable: Redis did not answer, or refused the command.
             ValueError: `additional_time` is not a number of seconds, at most a billion.
         """
+        self._local_state(takes_over=True)
         held = self._limited("extend")
         if additional_time is not None and not replace_ttl:
             additional_time += time_left(held, await self._server().look(Demand(held.permit)))
@@ -138,6 +148,7 @@ class Lock(Handle):
 
     async def reacquire(self) -> Literal[True]:
         """Renew the key for its whole timeout. It returns and raises the same as `extend`."""
+        self._local_state(takes_over=True)
         return await self._extend(self._limited("reacquire"), None)
 
     async def locked(self) -> bool:
@@ -179,8 +190,7 @@ class Lock(Handle):
         if entry is None:
             held = LockOfLoop(here, self._hold(), self.timeout or math.inf)
             poll = self.sleep if sleep is None else sleep
-            conflict = await here.take(held, timeout, poll=poll, fence=self._fence)
-            if conflict is not None:
+            if (conflict := await here.take(held, timeout, poll=poll, fence=self._fence)) is not None:
                 return conflict
             entry = self._keep(here.server, held)
         self._set(entry, in_block)

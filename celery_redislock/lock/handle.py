@@ -244,8 +244,7 @@ class Handle:
         Raises:
             LockLost: This object does not hold the key, or no longer does.
         """
-        entry = self._entry()
-        if entry is None:
+        if (entry := self._entry()) is None:
             raise LockLost(self.key, "this object does not hold it")
         entry.held.check()
 
@@ -400,8 +399,7 @@ class Handle:
 
     def _limited(self, verb: str) -> HeldLock:
         """Return the held lock if it has a timeout. Otherwise raise the error that redis-py's lock raises."""
-        entry = self._entry()
-        if entry is None:
+        if (entry := self._entry()) is None:
             raise LockError(f"Cannot {verb} an unlocked lock", self.key)
         if entry.held.lease == math.inf:  # not this object's own timeout: another may have acquired the lock
             raise LockError(f"Cannot {verb} a lock with no timeout", self.key)

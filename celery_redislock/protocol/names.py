@@ -140,8 +140,7 @@ class LockPart(NamedTuple):
     @classmethod
     def of(cls, key: str) -> Self | None:
         """Return which part of which lock `key` is; None if it holds no token: a line, a fencing number, a note."""
-        found = re.fullmatch(_PART, key, re.DOTALL)
-        if found is None:
+        if (found := re.fullmatch(_PART, key, re.DOTALL)) is None:
             return cls(key, key)
         stem, kind = found["stem"], found["kind"].split(":")[1]
         if kind not in {"permit", "queued"}:

@@ -112,8 +112,7 @@ class Token(str):
             text, value = value, value.encode("utf-8", "surrogateescape")
         else:
             text = value.decode("utf-8", "surrogateescape")
-        head = _HEAD(text)
-        if head is None:
+        if (head := _HEAD(text)) is None:
             return cls(text, value, text, value)
         return cls(text, value, head[1], f"{_SAME_OWNER.get(text[0], text[0])}{head[1]}".encode())
 

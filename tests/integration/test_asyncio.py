@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 import redis
@@ -185,15 +186,17 @@ class TestALock:
         asyncio.run(main())
 
     def test_that_a_closed_loop_has_left_is_taken_over_once(self, make):
-        """By one of the loops that look at the same moment; the others find nothing."""
+        """By one of the loops that release it at the same moment; the others find nothing."""
         lock, at_once = make(), threading.Barrier(8)
 
-        async def look():
+        async def release():
             at_once.wait(30)
             try:
-                return lock.state
+                await lock.release()
+            except LockError as error:
+                return type(error)
             finally:
-                at_once.wait(30)  # its task runs until all have looked
+                at_once.wait(30)  # its task runs until all have tried
 
         usual = sys.getswitchinterval()
         sys.setswitchinterval(1e-6)
@@ -201,10 +204,9 @@ class TestALock:
             with ThreadPoolExecutor(8) as threads:
                 for _ in range(50):
                     asyncio.run(lock.acquire())
-                    looks = [threads.submit(asyncio.run, look()) for _ in range(8)]
-                    found = [one.exception() or one.result() for one in looks]
-                    assert sorted(found, key=repr) == ["held"] + [None] * 7
-                    asyncio.run(lock.release())
+                    releases = [threads.submit(asyncio.run, release()) for _ in range(8)]
+                    done = [one.exception() or one.result() for one in releases]
+                    assert sorted(done, key=repr) == 7 * [LockError] + [None]
         finally:
             sys.setswitchinterval(usual)
 
@@ -326,6 +328,36 @@ class TestALock:
                         with pytest.raises(LockError):
                             await in_another_task(lock.release())
                     lock.check()
+
+        asyncio.run(main())
+
+    @pytest.mark.parametrize("options", [{}, {"reentrant": True}], ids=["plain", "reentrant"])
+    def test_is_not_taken_from_the_task_that_is_to_release_it_by_one_that_looks(self, make, locks, options):
+        """Such as one that logs the lock. It has neither acquired it nor may it enter it again."""
+
+        async def look(lock, seen):
+            seen.append((repr(lock), lock.state, lock.token, lock.remaining > 0, lock.local.token))
+            with pytest.raises(LockLost) if lock.state is None else nullcontext():
+                lock.check()
+            assert not await lock.acquire(blocking=False)
+            await asyncio.sleep(30)
+
+        async def main():
+            lock, seen = make(**options), []
+            assert await in_another_task(lock.acquire())
+            looks = asyncio.create_task(look(lock, seen))
+            while not seen:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.2)
+            held = lock.state
+            try:
+                assert held == "held"
+                await lock.release()
+                assert not locks.client.exists(NAME)
+            finally:
+                looks.cancel()
+                error = (await asyncio.gather(looks, return_exceptions=True))[0]
+            assert isinstance(error, asyncio.CancelledError), error
 
         asyncio.run(main())
 
