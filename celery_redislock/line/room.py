@@ -306,12 +306,9 @@ class Room:
             self._gather(first, line)
             return
         reply = self._stand_for(first, line)
-        if isinstance(reply, Conflict):
-            self._let_start(line, reply)
-        else:
+        if isinstance(reply, Called):
             self._call(first, line)
-            if line.watching:
-                self._let_start(line, self._store.look(line.demand) if line.demand.capacity > 1 else None)
+        self._let_start(line, reply)
 
     def _stand_for(self, waiter: Waiter, line: Line) -> Conflict | Called:
         """Stand in `line` for `waiter`, which is the first there. The key is kept for it if it is free."""
@@ -331,8 +328,7 @@ class Room:
             self._keep(keeping)
             return
         demands = gathered(waiter.wants, line.demand, is_offered=line.is_offered, keeps=False)
-        count = self._ask_in_order(waiter, demands)
-        if count == len(demands):
+        if (count := self._ask_in_order(waiter, demands)) == len(demands):
             self._call(waiter, line)
         else:
             self._give_back(waiter, demands[:count])
@@ -354,10 +350,11 @@ class Room:
                     return number
             if not isinstance(reply, Called):
                 self._wait_in(line, waiter)
-                if reply is not None:  # else the server was not asked who has the key
-                    self._let_start(line, reply)
+            if reply is not None:  # else the server was not asked who has the key
+                self._ask(line, partial(self._let_start, line, reply))
+            if not isinstance(reply, Called):
                 return number
-            if not line.waiters:
+            if not line.waiters and line.rank is None:
                 self._lines.drop(line)
         return len(demands)
 
@@ -427,9 +424,11 @@ class Room:
         else:  # the waiter has left meanwhile, or failed to start
             self._post(partial(self._pass_on, first))
 
-    def _let_start(self, line: Line, conflict: Conflict | None) -> None:
-        """Start the waiters that need not wait for their turn, now that the holders in `conflict` have the key."""
-        holders = conflict.holders if conflict else ()
+    def _let_start(self, line: Line, reply: Conflict | Called) -> None:
+        """Start the waiters that need not wait for their turn, now that the key has the holders in `reply`."""
+        if isinstance(reply, Called) and line.watching and line.demand.capacity > 1:
+            reply = self._store.look(line.demand) or reply
+        holders = reply.holders if isinstance(reply, Conflict) else ()
         for waiter in [one for one in line.watching if one.need_not_wait(holders)]:
             if self._take_out(waiter):
                 give_turn(waiter, called=False)

@@ -123,6 +123,35 @@ def test_who_watches_a_key_does_not_start_because_another_has_its_turn_after_a_t
     assert joins.began == []
 
 
+class JoinsTheHolder(Guest):
+    def __init__(self, rank, key):
+        super().__init__(rank, key)
+        self.watches = True
+
+    def need_not_wait(self, holders):
+        return not any(one.value == b"another's" for one in holders)
+
+
+@pytest.mark.parametrize(("key", "limit"), [(A, 1), (A, 2), (B, 1)])
+def test_who_watches_a_key_starts_when_it_is_another_waiters_turn_with_several(room, client, hold, key, limit):  # noqa: F811
+    """The run that it has joined is over."""
+    demand = Demand(A, limit)
+    hold(A)
+    hold(key)
+    if limit > 1:
+        client.set(keys_of(A).permit(2), "a third's")
+    first, joins = Several(1, demand, B, refused=A), JoinsTheHolder(5, key)
+    joins.demand = joins.demand._replace(capacity=limit)
+    room.enter(first)
+    room.enter(joins)
+    wait_until(lambda: lines(client) == {A, key} and len(room) == 2, "both wait")
+    client.delete(A, key)
+    room.look(demand.line)
+    assert first.comes()
+    wait_until(lambda: joins.began == [False], "it need not wait any longer", 3)
+    wait_until(lambda: lines(client) == set(), "the room stands in no line for waiters that have left", 10)
+
+
 class TestWhoseTurnCameInVainForLong:
     @pytest.fixture(autouse=True)
     def soon(self, monkeypatch):
