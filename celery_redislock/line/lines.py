@@ -260,7 +260,8 @@ class Lines:
     def move(self, waiter: Waiter, to: Line) -> None:
         """Have `waiter` wait in another line from now on."""
         self.by_name[waiter.line].discard(waiter)
-        waiter.demand = to.demand  # type: ignore[misc] # each subclass has a slot or a dict for it
+        # Not the line's own demand, which may be that of a waiter of a group.
+        waiter.demand = next(one for one in waiter.wants if one.line == to.demand.line)  # type: ignore[misc] # as above
         to.add(waiter)
 
     def drop(self, line: Line) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from celery_redislock.line import lines as lines_module
 from celery_redislock.line import room as room_module
-from celery_redislock.protocol.names import Demand, keys_of
+from celery_redislock.protocol.names import FIRST_TURN, Demand, Share, keys_of
 from celery_redislock.protocol.several import in_order
 from tests.integration.test_room import Guest, make_room, room  # noqa: F401 - fixtures
 from tests.lab.servers import wait_until
@@ -150,6 +150,28 @@ def test_who_watches_a_key_starts_when_it_is_another_waiters_turn_with_several(r
     assert first.comes()
     wait_until(lambda: joins.began == [False], "it need not wait any longer", 3)
     wait_until(lambda: lines(client) == set(), "the room stands in no line for waiters that have left", 10)
+
+
+class InAGroup(Guest):
+    published = 5
+
+    def __init__(self, rank, key):
+        super().__init__(rank, key)
+        self.demand = Demand(key, share=Share("a customer", 16 * "0", 1000))
+
+
+def test_who_moves_to_a_line_with_groups_is_in_no_group(room, client, hold):  # noqa: F811
+    """Another task has the same key, and `lock_fair`."""
+    hold(A)
+    release = hold(B, room)
+    fair, several = InAGroup(FIRST_TURN + 5, A), Several(10, A, B, refused=B)
+    room.enter(fair)
+    room.enter(several)
+    wait_until(lambda: lines(client) == {A, B}, "both wait")
+    release()
+    wait_until(lambda: several.demand.key == A, "it waits for the other key now")
+    wait_until(lambda: state(client, B) == b"", "it has given back what it got", 3)
+    assert (several.rank, fair.rank) == (10, FIRST_TURN + 5)
 
 
 class TestWhoseTurnCameInVainForLong:
