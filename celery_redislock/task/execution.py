@@ -119,6 +119,8 @@ class Execution:
                 is_also = part.key in self._also and options.on_conflict != "wait"
                 self.message.options = options._replace(on_conflict="wait") if is_also else options
                 self.acquire(part, answers.get(part))
+                # If it had to ask again, it has waited: nothing renews what the other answers grant.
+                answers = answers if part.hold.asks < 2 else {}
                 if part.hold.phase is IN_DOUBT:  # with lock_on_outage="run", the body runs without a lock
                     self._give_back()
                     return

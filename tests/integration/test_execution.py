@@ -276,6 +276,36 @@ def test_an_acked_message_that_is_held_in_vain_fails_after_lock_wait_for(deliver
     assert ledger.runs() == []
 
 
+def test_an_acked_message_that_is_held_asks_again_for_a_key_that_it_was_granted_before(config, locks):
+    """The lease of that one has ended while the process kept the message, and another has the key now."""
+    config.broker = f"amqp://127.0.0.1:{free_port()}//"
+    config.settings["task_ignore_result"] = True
+    config.settings["broker_transport_options"] = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
+    app, client, found = make_app(config), locks.client, []
+    a, b = (f"redislock:{{{name}}}" for name in "ab")
+
+    @app.task(base=LockedTask, shared=False, lock_key=["a", "b"], lock_on_conflict="wait")
+    def both():
+        found.append(client.get(b))
+
+    def change_hands(**_):
+        if client.exists(a):
+            assert client.set(b, "another's", xx=True)
+            client.delete(a)
+        else:
+            client.delete(b)
+
+    task = app.tasks[both.name]
+    request = {"id": "id", "delivery_info": {"exchange": "", "routing_key": config.queue}, "hostname": "w@host"}
+    client.set(a, "another's")
+    signals.lock_conflict.connect(change_hands)
+    try:
+        trace_task(task, "id", (), {}, {**request, "redislock_delivery": arrived(task, request)}, app=app)
+    finally:
+        signals.lock_conflict.disconnect(change_hands)
+    assert [(value or b"free")[:1] for value in found] == [b">"]
+
+
 @pytest.fixture
 def lose(locks, lock_proxy):
     """The next command of a script is lost: the server never hears of it."""
