@@ -75,7 +75,7 @@ class KeyMaker:
         self._namer: Callable[[Arguments], str | list[str]]
         if lock_key is None:
             chosen = parameters if lock_args is None else tuple(lock_args)
-            self._namer = _digest_namer(task, parameters, chosen, remedy)
+            self._namer = _digest_namer(printable(task, UNSAFE), parameters, chosen, remedy)
             self._fields = frozenset(chosen)
         elif callable(lock_key):
             self._namer = _callable_namer(task, lock_key, option)

@@ -206,6 +206,18 @@ def test_what_a_lock_needs_is_in_one_hash_slot_whatever_its_name(app: Celery, lo
     assert key_slot(key.encode()) == key_slot(keys_of(key).note("id/0/0").encode())
 
 
+@pytest.mark.parametrize("name", ["shop.bill", "}", "}{", "shop.{bill}", "shop\nbill"])
+def test_what_a_lock_needs_is_in_one_hash_slot_and_its_key_in_one_line_whatever_the_name_of_its_task(
+    app: Celery, name: str
+) -> None:
+    @app.task(shared=False, base=LockedTask, name=name)
+    def bill(account: int) -> None: ...
+
+    key = bill.lock_for(7).name
+    assert key_slot(key.encode()) == key_slot(keys_of(key).note("id/0/0").encode())
+    assert key.isprintable()
+
+
 @pytest.mark.parametrize("options", [{}, {"lock_args": []}, {"lock_key": "nightly"}], ids=["all", "none", "template"])
 def test_a_task_without_parameters_has_its_key_ready_and_still_refuses_arguments(
     app: Celery, options: Mapping[str, Any]
