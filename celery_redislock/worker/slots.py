@@ -110,7 +110,8 @@ class Slots(ABC):
         has_news, self._has_news = self._has_news, False
         if self._held and has_news:
             self._on_held()
-        return HELD_FOR * 1.1 if self._held else math.inf
+        # A child may die before it accepts a called message: until it has, dead children are looked for.
+        return HELD_FOR * 1.1 if self._held or any(one.time_start is None for one in [*self._followed]) else math.inf
 
     def take(self, request: Request, look: Callable[[], bool]) -> bool:
         """Run `request`, whose message was called and which Celery has reserved; return False if it gets no slot.

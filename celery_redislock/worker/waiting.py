@@ -34,6 +34,7 @@ from .waiting_message import Drop, WaitingMessage, has_ended, must_leave, revoke
 _WAITING_ROOMS = "_redislock_waiting_rooms"
 #: While messages wait, the seconds between two checks for those that were revoked, for which Celery has no hook, and
 #: between two replacements of dead children: Celery may notice a death five seconds late, and lacks a slot until then.
+#: Dead children are also replaced while a called message is on its way to one.
 LOOK_EVERY = 0.5
 #: How long messages that come to wait for a key are ended after an operator has dropped what waited for it, in seconds.
 DROPPED_FOR = 3600.0

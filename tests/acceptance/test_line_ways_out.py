@@ -79,6 +79,20 @@ def test_a_child_that_dies_between_the_call_and_the_run_costs_nothing(tasks, sta
     each_runs_once(results)
 
 
+def test_the_last_that_waited_runs_soon_if_its_child_dies_before_the_run_although_celery_does_not_notice(
+    config, tasks, start_worker
+):
+    """Celery may notice it five seconds late; here, never."""
+    config.settings["lab_misses_deaths"] = True
+    worker = start_worker(1)
+    with in_line(tasks.work, worker, 1) as (result,):
+        (child,) = worker.children()
+        worker.pause_child(child.pid)
+    wait_until(lambda: "its turn came" in worker.output(), "it is called")
+    worker.kill_child(child.pid)
+    wait_until(result.successful, "it has run", 4)
+
+
 def patient(config):
     """Have the workers of this config wait for an answer; every lease must be long enough for that."""
     config.settings["task_annotations"] = {"*": {"lock_lease": 15.0}}
