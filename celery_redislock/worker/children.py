@@ -9,6 +9,7 @@ import threading
 import time
 from contextlib import suppress
 from functools import partial
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from celery.worker import state
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two checks of a process whose end the system does not report.
 LOOK_EVERY = 0.2
+#: Seconds after which a process that exits begins no more releases.
+AT_EXIT = 5.0
 
 
 class Run(NamedTuple):
@@ -111,8 +114,7 @@ class Children:
     def accepted(self, pid: int, run: Run) -> None:
         """Record that the child `pid` accepted `run`, so its previous run has ended. Called in the main thread."""
         ASKED_KEYS.read()  # before the previous run is forgotten, and before the pipe fills up
-        before = self._runs.get(pid)
-        self._runs[pid] = run
+        before, self._runs[pid] = self._runs.get(pid), run
         self._condemned.discard(pid)
         if before is not None:
             ASKED_KEYS.forget(before.nonce)
@@ -133,18 +135,20 @@ class Children:
         Otherwise the reservation would be released when the child is recycled or the worker shuts down. The child `pid`
         may have begun another run since.
         """
-        run = self._runs.get(pid)
-        if run is not None and run.nonce == nonce:
+        if (run := self._runs.get(pid)) is not None and run.nonce == nonce:
             self._runs[pid] = run._replace(reservation=None)
 
     def release_dead(self) -> None:
         """Release the locks of the children that are dead. Called at exit.
 
-        In a cold shutdown, the pool kills the children just before this process exits.
+        In a cold shutdown, the pool kills the children just before this process exits. While the lock server is silent,
+        each release waits for it in vain: after `AT_EXIT` seconds no other begins, and their leases end.
         """
-        with self._releasing:  # waits for a release that a thread has begun
-            for pid in tuple(self._runs):
+        end = time.monotonic() + AT_EXIT
+        if self._releasing.acquire(timeout=AT_EXIT):  # waits for a release that a thread has begun
+            for pid in takewhile(lambda _: time.monotonic() < end, tuple(self._runs)):
                 self._release(pid)
+            self._releasing.release()
 
     def _watch(self, pid: int) -> None:
         while pid in self._runs:  # it stays there if the system has given the pid to another child meanwhile
@@ -222,8 +226,7 @@ def _release(store: LockStore, run: Run, holds: tuple[Hold, ...], reserved: Hold
 
 
 def _is_cold_shutdown() -> bool:
-    terminates: Any = state.should_terminate  # an exit code, which may be 0
-    return terminates is not None and terminates is not False
+    return all(state.should_terminate is not no for no in (None, False))  # it may be an exit code, even 0
 
 
 def _hand_over(store: LockStore, run: Run, *holds: Hold | None) -> bool:
@@ -247,8 +250,7 @@ def _is_still_to_come(store: LockStore, run: Run, reserved: Hold) -> bool:
     key over. Otherwise it must not, because nothing would ever read the note: for example, when a child recycled by
     `worker_max_tasks_per_child` exits normally after its last run.
     """
-    may_be_handed_over = may_be_handed_a_key(run.retries, run.options)
-    held = store.look(reserved.demand) if may_be_handed_over else None
+    held = store.look(reserved.demand) if may_be_handed_a_key(run.retries, run.options) else None
     attempts = [holder.attempt for holder in held.holders] if held is not None else []
     return any(one is not None and one.task_id == run.task_id and one.retries < run.retries for one in attempts)
 

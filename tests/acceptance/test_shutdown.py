@@ -196,6 +196,19 @@ def test_a_soft_shutdown_lets_end_what_ends_in_time_and_gives_the_rest_back(
     wait_until(no_key_is_left, "the keys are free", SOON)
 
 
+def test_a_worker_with_many_children_ends_soon_although_the_lock_server_is_silent(
+    config, lock_proxy, tasks, start_worker, ledger
+):
+    """What the children may hold is released at exit, one after the other; each would wait for the server in vain."""
+    config.settings["redislock_client_options"] = {"socket_timeout": 2.0, "socket_connect_timeout": 2.0}
+    worker = start_worker(6)
+    results = [tasks.work.delay(f"k{number}", number, 0.5) for number in range(6)]
+    assert [result.get(timeout=SOON) for result in results] == list(range(6))
+    lock_proxy.blackhole()
+    worker.begin_to_stop(signal.SIGTERM)
+    wait_until(lambda: worker.process.poll() is not None, "it has ended", 15)
+
+
 @on_every_broker
 def test_a_worker_killed_whole_keeps_its_keys_for_a_lease_and_its_unacked_work_runs_then(
     config, tasks, start_worker, ledger, locks, running, no_key_is_left, broker, broker_server
