@@ -9,7 +9,6 @@ import threading
 import time
 from contextlib import suppress
 from functools import partial
-from itertools import takewhile
 from typing import Any, NamedTuple
 
 from celery.worker import state
@@ -142,12 +141,14 @@ class Children:
         """Release the locks of the children that are dead. Called at exit.
 
         In a cold shutdown, the pool kills the children just before this process exits. While the lock server is silent,
-        each release waits for it in vain: after `AT_EXIT` seconds no other begins, and their leases end.
+        each release takes as long as a command may. So after `AT_EXIT` seconds no other begins: the locks that are left
+        end with their leases.
         """
         end = time.monotonic() + AT_EXIT
         if self._releasing.acquire(timeout=AT_EXIT):  # waits for a release that a thread has begun
-            for pid in takewhile(lambda _: time.monotonic() < end, tuple(self._runs)):
-                self._release(pid)
+            for pid in tuple(self._runs):
+                if time.monotonic() < end:
+                    self._release(pid)
             self._releasing.release()
 
     def _watch(self, pid: int) -> None:
@@ -205,7 +206,7 @@ def release_of_dead(run: Run) -> None:
         try:
             release(server.store)
         except LockUnavailable as error:
-            text = "%s: its process has ended, but what it may hold is not released yet: %s; the worker keeps trying"
+            text = "%s: its process ended, but what it may hold is not released yet: %s; retried until the worker ends"
             logger.warning(text, run.name, error, extra=run.fields("died", error.key))
             ttl = options.lease if run.reservation is None else max(options.lease, options.queue_ttl)
             server.keeper.later(error.key, time.monotonic() + ttl, release)
@@ -226,7 +227,8 @@ def _release(store: LockStore, run: Run, holds: tuple[Hold, ...], reserved: Hold
 
 
 def _is_cold_shutdown() -> bool:
-    return all(state.should_terminate is not no for no in (None, False))  # it may be an exit code, even 0
+    """Whether this worker is in a cold shutdown. `should_terminate` is then an exit code, which may be 0, or True."""
+    return isinstance(state.should_terminate, int) and state.should_terminate is not False  # type: ignore[unreachable]
 
 
 def _hand_over(store: LockStore, run: Run, *holds: Hold | None) -> bool:

@@ -102,7 +102,7 @@ def test_where_the_lock_server_is_away_the_reservation_is_given_up_once_it_is_ba
     lock_proxy.refuse()
     release_of_dead(run if has_asked else run._replace(waited_for=()))
     (record,) = [record for record in log.records if "what it may hold is not released" in record.getMessage()]
-    assert "; the worker keeps trying" in record.getMessage()
+    assert "; retried until the worker ends" in record.getMessage()
     assert (record.redislock_event, record.redislock_key) == ("died", key)
     lock_proxy.mend()
     wait_until(lambda: not locks.client.exists(key), "the reservation is given up", 20)
