@@ -354,8 +354,8 @@ class Room:
                 self._ask(line, partial(self._let_start, line, reply))
             if not isinstance(reply, Called):
                 return number
-            if not line.waiters and line.rank is None:
-                self._lines.drop(line)
+            if not line.waiters:
+                self._ask(line, partial(self._consider, line, False))
         return len(demands)
 
     def _wait_in(self, line: Line, waiter: Waiter) -> None:

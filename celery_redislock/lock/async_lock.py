@@ -64,9 +64,9 @@ class Lock(Handle):
         if task is None or task in states:
             return states.get(task) or Local()
         loop = task.get_loop()
-        ended = (one for one in [*states] if one.done() and (one.get_loop() is loop or one.get_loop().is_closed()))
+        over = (one for one in [*states][::-1] if one.done() and (one.get_loop() is loop or one.get_loop().is_closed()))
         # After a loop was closed, two threads may get here at once.
-        if (state := (states.pop if takes_over else states.get)(next(ended, None), None)) is None:
+        if (state := (states.pop if takes_over else states.get)(next(over, None), None)) is None:
             return Local()
         for entry in state.entries if self.reentrant else ():
             entry.own_by_context(is_reentrant=takes_over)

@@ -254,7 +254,7 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
         """The signature that `self.retry()` sends to run `request` again. It keeps the lock options of the call."""
         request = self.request if request is None else request
         header, delivery = Header.read(getattr(request, HEADER, None)), Delivery.of(request)
-        if delivery and delivery.queue:  # a message that was sent straight to its queue is retried through that
+        if delivery and delivery.queue and not (request.delivery_info or {}).get("exchange"):  # sent straight to it
             make_known(self.app, delivery.queue)
         options = {**{f"lock_{name}": value for name, value in (header.options or {}).items()}, **options}
         signature = super().signature_from_request(request, args, kwargs, queue, **options)

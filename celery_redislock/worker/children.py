@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two checks of a process whose end the system does not report.
 LOOK_EVERY = 0.2
-#: Seconds after which a process that exits begins no more releases.
+#: Seconds after which a process that exits releases no other child's locks.
 AT_EXIT = 5.0
 
 
@@ -141,8 +141,8 @@ class Children:
         """Release the locks of the children that are dead. Called at exit.
 
         In a cold shutdown, the pool kills the children just before this process exits. While the lock server is silent,
-        each release takes as long as a command may. So after `AT_EXIT` seconds no other begins: the locks that are left
-        end with their leases.
+        each release takes as long as a command may. So after `AT_EXIT` seconds no other child's begins: the locks that
+        are left end with their leases, and reservations with `lock_queue_ttl`.
         """
         end = time.monotonic() + AT_EXIT
         if self._releasing.acquire(timeout=AT_EXIT):  # waits for a release that a thread has begun

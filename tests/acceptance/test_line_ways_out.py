@@ -90,7 +90,7 @@ def test_the_last_that_waited_runs_soon_if_its_child_dies_before_the_run_althoug
         worker.pause_child(child.pid)
     wait_until(lambda: "its turn came" in worker.output(), "it is called")
     worker.kill_child(child.pid)
-    wait_until(result.successful, "it has run", 4)
+    wait_until(result.successful, "it has run")
 
 
 def patient(config):

@@ -364,17 +364,17 @@ class TestALock:
     def test_with_a_limit_is_released_by_each_task_that_shares_it(self, make, locks):
         """Each has acquired it in a task of its own, which has ended when the next one acquires it."""
 
-        async def hold(lock, over):
+        async def hold(lock, both, over):
             assert await in_another_task(lock.acquire())
-            await asyncio.sleep(0.1)
+            await both.wait()
             await lock.release()
             await over.wait()  # no other task inherits what this one still has
 
         async def main():
-            lock, over = make(limit=2), asyncio.Event()
-            first = asyncio.create_task(hold(lock, over))
+            lock, both, over = make(limit=2), asyncio.Barrier(2), asyncio.Event()
+            first = asyncio.create_task(hold(lock, both, over))
             await until(lambda: locks.client.exists(NAME), "the first permit is held")
-            second = asyncio.create_task(hold(lock, over))
+            second = asyncio.create_task(hold(lock, both, over))
             try:
                 await until(lambda: not locks.held(), "both permits are released")
             finally:

@@ -91,7 +91,7 @@ def test_a_lock_that_its_holder_extends_is_not_lost_while_the_keeper_waits_for_a
     silent = server(lock_proxy.url, socket_timeout=5.0)
     lock = hold(keeper=silent.keeper)
     lock_proxy.blackhole()
-    deadline = lock.deadline = time.monotonic() + 1
+    deadline = lock.deadline = time.monotonic() + 3
     make_due(silent.keeper, lock)
     wait_until(lambda: "redislock-watch" in {one.name for one in threading.enumerate()}, "its deadline is watched")
     lock.extend()

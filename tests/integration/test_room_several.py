@@ -120,6 +120,9 @@ def test_who_watches_a_key_does_not_start_because_another_has_its_turn_after_a_t
     wait_until(lambda: lines(client) == {A, B}, "all wait")
     release()
     wait_until(lambda: late.demand.key == A, "its turn came at one key, and another goes before it at the other")
+    next_round = Guest(20, C)
+    room.enter(next_round)
+    assert next_round.comes()
     assert joins.began == []
 
 
@@ -150,6 +153,29 @@ def test_who_watches_a_key_starts_when_it_is_another_waiters_turn_with_several(r
     assert first.comes()
     wait_until(lambda: joins.began == [False], "it need not wait any longer", 3)
     wait_until(lambda: lines(client) == set(), "the room stands in no line for waiters that have left", 10)
+
+
+def test_a_line_that_is_set_aside_is_forgotten_when_all_who_wait_there_start_for_another_reason(
+    room,  # noqa: F811
+    client,
+    hold,
+    log,
+):
+    """No other line that was set aside has lost its waiters in the middle of a round."""
+    hold(A)
+    hold(B)
+    first, joins = Several(1, A, B, refused=A), JoinsTheHolder(5, B)
+    first.has_slot = joins.has_slot = False
+    room.enter(first)
+    room.enter(joins)
+    wait_until(lambda: lines(client) == {A, B}, "both wait for a slot")
+    client.delete(A, B)
+    first.has_slot = True
+    room.wake()
+    assert first.comes()
+    wait_until(lambda: joins.began == [False], "it need not wait any longer", 3)
+    wait_until(lambda: lines(client) == set(), "the room stands in no line for waiters that have left", 10)
+    assert log.text == ""
 
 
 class InAGroup(Guest):
