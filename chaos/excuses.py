@@ -97,6 +97,8 @@ def of_another_run(story: Story, earlier: list[Run], run: Run) -> Excuse | None:
     ack = ACK * (3 if first.key.startswith((SEVERAL, SHARED)) else 1)  # each of three keys is released by itself
     if run.start < first.end:
         return Excuse.WENT_ON if _lost_its_lock(story, first, run) else None
+    if first.noticed <= first.end and run.start < first.end + AT_ONCE:  # its note is written after its result
+        return Excuse.WENT_ON
     if any(
         stop["until"] + AT_ONCE >= run.start for stop in story.strikes(STOPS, run.start - AT_ONCE, run.start, run.pid)
     ):

@@ -443,6 +443,15 @@ class TestRunsAgain:
         book.run("a", again_at, again_at + 1, pid=OTHER)
         assert broken() == ([] if excused else self.AGAIN)
 
+    @pytest.mark.parametrize(("after", "excused"), [(0.1, True), (0.5, False)])
+    def test_one_that_had_lost_its_lock_leaves_its_note_a_moment_after_its_end(self, book, broken, after, excused):
+        book.sent("a", at=3)
+        book.run("a", 3.1, 6.5)
+        book.fault(BLACKHOLE, 2, 5)
+        book.lost("a", 6, "not renewed by its deadline")
+        book.run("a", 6.5 + after, 8, pid=OTHER)
+        assert broken() == ([] if excused else self.AGAIN)
+
     @pytest.mark.parametrize(("died_at", "excused"), [(5.5, True), (7.5, False)])
     def test_a_process_that_died_before_an_outage_was_made_up_for_is_excused(self, book, broken, died_at, excused):
         book.sent("a")
