@@ -261,7 +261,7 @@ class Lines:
         """Have `waiter` wait in another line from now on."""
         self.by_name[waiter.line].discard(waiter)
         # Not the line's own demand, which may be that of a waiter of a group.
-        waiter.demand = next(one for one in waiter.wants if one.line == to.demand.line)  # type: ignore[misc] # as above
+        waiter.demand = next(one for one in waiter.wants if one.line == to.demand.line)  # type: ignore[misc] # as `rank`
         to.add(waiter)
 
     def drop(self, line: Line) -> None:
