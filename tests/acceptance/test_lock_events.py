@@ -162,9 +162,9 @@ def test_celerys_own_dump_shows_them(config, tasks, start_worker, tmp_path):
 
         def shows() -> bool:
             tasks.work.delay("k", "item").get(timeout=20)
-            return "redislock released: " in log.read_text()
+            return all(f"redislock {event}: " in log.read_text() for event in ("acquired", "released"))
 
-        wait_until(shows, "an event is shown", 60)
+        wait_until(shows, "both events are shown", 60)
     lines = [line for line in log.read_text().splitlines() if "redislock" in line]
     assert any(
         "w0@lab" in line and "redislock acquired: " in line and "key=redislock:{lab.work:" in line for line in lines
