@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 
 from celery_redislock.errors import LockLost, LockReplaced, LockUnavailable, describe, fields, run_named, shown
 from celery_redislock.protocol.hold import Hold
-from celery_redislock.protocol.names import Demand, keys_of
+from celery_redislock.protocol.names import keys_of
 from celery_redislock.protocol.replies import Granted, Renewed
 from celery_redislock.protocol.tokens import Token
 
@@ -70,25 +70,24 @@ class Term:
 
     Attributes:
         lease (float): The `lease` argument.
+        interval (float): The keeper renews the key about this often, in seconds.
         deadline (float): The holder may rely on the key until this time, by `time.monotonic()`. Whatever happens to
             the renewals sent so far, the key does not expire before then.
         renew_at (float): When the keeper should renew the key.
     """
 
-    __slots__ = ("_asked_until", "_guard", "_in_doubt", "_longest", "_under_way", "deadline", "lease", "renew_at")
+    __slots__ = (
+        *("_asked_until", "_guard", "_in_doubt", "_longest", "_under_way"),
+        *("deadline", "interval", "lease", "renew_at"),
+    )
 
     def __init__(self, lease: float, interval: float = math.inf) -> None:
-        self.lease, self._longest = lease, interval
+        self.lease, self._longest, self.interval = lease, interval, min(interval, lease * INTERVAL)
         self.deadline = self.renew_at = -math.inf  # until the key is granted
         self._asked_until = -math.inf
         self._under_way: list[Renewal] = []
         self._in_doubt = math.inf  # the shortest `ttl` of the unanswered renewals, which may still arrive
         self._guard = threading.Lock()  # one per lock: a fork could leave a shared one locked for good in the child
-
-    @property
-    def interval(self) -> float:
-        """The keeper renews the key about this often, in seconds."""
-        return min(self._longest, self.lease * INTERVAL)
 
     @property
     def was_granted(self) -> bool:
@@ -169,6 +168,8 @@ class HeldLock(Term):
 
     Attributes:
         hold (Hold): Its owner's life with the key. Only the owner's thread uses it.
+        demand (Demand): What the owner asked for.
+        key (str): The key in Redis.
         permit (str): The key that holds the token: `key`, or the permit's key if the lock has a limit above 1.
         lease (float): How long the key outlives a dead holder, in seconds.
         fence (int | None): The fencing number, if the lock asked for one.
@@ -179,8 +180,8 @@ class HeldLock(Term):
     """
 
     __slots__ = (
-        *("calls", "fence", "hold", "max_hold", "on_asked", "on_lost", "permit", "replaced", "stop_at", "store"),
-        *("__weakref__", "_lost", "_others"),
+        *("calls", "demand", "fence", "hold", "key", "max_hold", "on_asked", "on_lost", "permit", "replaced"),
+        *("__weakref__", "_lost", "_others", "stop_at", "store"),
     )
 
     def __init__(
@@ -192,8 +193,8 @@ class HeldLock(Term):
         on_lost: LostHandler | None = None,
         on_asked: StopHandler | None = None,
     ) -> None:
-        self.store, self.hold = store, hold
-        self.permit = hold.demand.key
+        self.store, self.hold, self.demand = store, hold, hold.demand
+        self.key = self.permit = hold.demand.key
         super().__init__(lease, math.inf if on_asked is None else STOPS_WITHIN)
         self.fence: int | None = None
         self.calls: list[tuple[list[Any], dict[str, Any]]] = []
@@ -205,16 +206,6 @@ class HeldLock(Term):
 
     def __repr__(self) -> str:
         return f"<HeldLock {self.key} {self.state}>"
-
-    @property
-    def demand(self) -> Demand:
-        """What the holder asked for."""
-        return self.hold.demand
-
-    @property
-    def key(self) -> str:
-        """The key in Redis."""
-        return self.hold.demand.key
 
     @property
     def name(self) -> str:
