@@ -47,6 +47,19 @@ def told_the_error(request, error, traceback):
     print(f"the errback of three parameters has its lock: {told_the_error.lock.state}")
 
 
+class DatabaseTask(LockedTask):
+    abstract = True
+
+    @property
+    def database(self):
+        return os.missing_module.connect()
+
+
+@app.task(base=DatabaseTask, bind=True)
+def count(self):
+    return self.database
+
+
 @app.task(base=LockedAbortableTask, bind=True, lock_scope="job")
 def rebuild(self, index):
     while not self.is_aborted():
@@ -94,6 +107,17 @@ def test_an_errback_has_its_lock_where_celery_sends_it_and_none_where_celery_cal
     wait_until(lambda: log().count("has its lock") == 2, "both errbacks have run")
     assert "the errback of one parameter has its lock: held" in log()
     assert "the errback of three parameters has its lock: none" in log()
+
+
+def test_an_attribute_error_in_a_property_of_the_task_is_the_one_that_is_shown(project):
+    log = project.start_worker("shop")
+    program = """
+import shop
+print(repr(shop.count.delay().get(timeout=30, propagate=False)))
+"""
+    expected = "module 'os' has no attribute 'missing_module'"
+    assert project.run("-c", SETUP + program) == f'AttributeError("{expected}")\n'
+    assert "return os.missing_module.connect()" in log()
 
 
 def test_the_caller_of_a_duplicate_aborts_the_job_that_is_there(project):
