@@ -100,6 +100,13 @@ def test_what_the_page_says_that_why_says_is_what_it_says():
     assert [one for one in quotations if not is_said(one, re.sub(r"\{\w+\}", "", known))] == []
 
 
+@pytest.mark.parametrize("page", [PAGE, ALSO], ids=["troubleshooting", "changing-a-key"])
+def test_what_a_page_says_that_an_empty_list_says_is_what_it_says(page, locks_):
+    ((arguments, shown),) = re.findall(r"\$ celery -A shop locks (list.*)\n *(No .*)", page)
+    said = locks_(*arguments.split()).stderr
+    assert re.sub(r"[a-z]+://[^,]+", "...", shown) + "\n" == re.sub(r"[a-z]+://[^,]+", "...", said)
+
+
 def rows_below(head: str) -> list[str]:
     """The first column of the tables whose first column has this head."""
     tables = [text.split("\n\n")[0] for text in PAGE.split(f"| {head} |")[1:]]
