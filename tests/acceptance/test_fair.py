@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import ExitStack, contextmanager
 
 import pytest
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
 
 from celery_redislock import LockKeyError
+from celery_redislock.cli.commands import locks
 from celery_redislock.protocol.names import FIRST_TURN
 from celery_redislock.testing import busy
 from tests.conftest import on_every_broker, on_every_queue
 from tests.lab.servers import wait_until
 from tests.lab.wake_ups import counts_on_wake_ups
-from tests.lab.workers import kept
+from tests.lab.workers import ROOT, kept
 
 KEY = "redislock:{k}"
 
@@ -226,3 +230,26 @@ def test_the_value_of_a_group_is_told_to_nobody_unless_a_template_shows_it(tasks
     hidden.get(timeout=20)
     for told in (one, kept_in_redis, worker.output()):
         assert "Erika" not in str(told)
+
+
+def test_what_the_page_says_that_show_prints_of_two_runs_and_three_who_wait_is_what_it_prints(
+    tasks, app, start_worker, running, gate
+):
+    page = (ROOT / "docs" / "fair-turns.md").read_text(encoding="utf-8")
+    ((key, shown),) = re.findall(r"\$ celery -A shop locks show '(.*)'\n((?:.+\n)+?)```", page)
+    start_worker(3)
+    for number in range(2):
+        tasks.by_turns.delay("k", "A", number, str(gate))
+        running(f"A{number}")
+    for customer in ("A", "A", "B"):
+        tasks.by_turns.delay("k", customer)
+    wait_until(lambda: kept(app) == 3, "all wait")
+    context = CLIContext(app, no_color=True, workdir=None)
+    said = CliRunner().invoke(locks, ["show", KEY, "--timeout=10"], obj=context).output
+    gate.open()
+    assert without_values(shown.replace(key, KEY)) == without_values(said)
+
+
+def without_values(lines):
+    """Without ids, digests, hosts and times."""
+    return re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4,12}){4}|[0-9a-f]{16}|\w+@[\w-]+|[\d-]{10} [\d:]{8}|[\d.]+s\b", "...", lines)
