@@ -123,7 +123,10 @@ class Locked:
         _refuse_what_has_no_call(function, is_async=is_async)
         if not self._templates and not hasattr(function, "__qualname__"):
             raise LockConfigError(f"locked: {_name_of(function)} has no name to make a key from: pass a template")
-        name = f"{function.__module__}.{_name_of(function)}"
+        module, at = function.__module__, getattr(inspect.unwrap(function), "__globals__", {})
+        if module in {"__main__", "__mp_main__"}:  # a script, or a child of it: by this name, others import it
+            module = getattr(at.get("__spec__"), "name", inspect.getmodulename(at.get("__file__") or "") or module)
+        name = f"{module}.{_name_of(function)}"
         signature, remedy = signature_of(function), "give locked() a template"
         makers = [KeyMaker(name, signature, None, one, remedy=remedy) for one in self._templates or (None,)]
 

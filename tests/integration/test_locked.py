@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from weakref import WeakSet
@@ -16,6 +19,7 @@ from celery_redislock.protocol.names import keys_of
 from celery_redislock.testing import busy
 from tests.lab.renewals import begin_renewal
 from tests.lab.servers import wait_until
+from tests.lab.workers import ROOT
 
 KEY = "redislock:{stock:7}"
 
@@ -346,3 +350,49 @@ class TestDecorator:
 
         with pytest.raises(LockConfigError, match="set redislock_url"):
             function()
+
+
+#: A script that is run, is imported by other processes, and has children that import it once more.
+SCRIPT = """
+import os, subprocess, sys
+from multiprocessing import get_context
+from celery import Celery
+from celery_redislock import LockConflict, locked
+
+app = Celery("shop")
+app.conf.redislock_url = os.environ["LOCKS"]
+
+@locked(block_for=0)
+def nightly():
+    if "other" not in sys.argv[0] and __name__ == "__main__":
+        subprocess.run([sys.executable, "-c", "import jobs; jobs.say()"], check=True)
+        child = get_context("spawn").Process(target=say)
+        child.start()
+        child.join()
+        subprocess.run([sys.executable, "other.py"], check=True)
+
+def say():
+    try:
+        nightly()
+    except LockConflict:
+        print("held", flush=True)
+    else:
+        print("free", flush=True)
+
+if __name__ == "__main__":
+    say()
+"""
+
+
+@pytest.mark.parametrize("started", [["jobs.py"], ["-m", "jobs"]], ids=["by its path", "as a module"])
+def test_a_function_of_a_script_has_one_key_in_all_processes_and_another_than_one_of_another_script(
+    started, tmp_path, config
+):
+    for script in ("jobs.py", "other.py"):
+        (tmp_path / script).write_text(SCRIPT)
+    env = {**os.environ, "LOCKS": config.locks, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, *started], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=True
+    )
+    # One that imports it and its child process find the key held, and the other script has a key of its own.
+    assert done.stdout.split() == ["held", "held", "free", "free"], done.stderr
