@@ -363,8 +363,8 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
         def __getattr__(self, name: str) -> Any:
             """An option that is set neither on the task nor on a base: the value that applies."""
             plan = self._plan_in_use() if name in ATTRIBUTES and bind(self) else None
-            if plan is None:  # raise the attribute's own error: a property of the user's may have raised it
-                return object.__getattribute__(self, name)
+            if plan is None:  # a mixin may know it; if not, raise its own error: a property may have raised that
+                return getattr(super(), "__getattr__", super().__getattribute__)(name)
             return getattr(plan.options, name.removeprefix("lock_"))
 
     def _store_started(self, task_id: str, request: Context) -> None:

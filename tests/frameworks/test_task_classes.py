@@ -60,6 +60,22 @@ def count(self):
     return self.database
 
 
+class Remote:
+    def __getattr__(self, name):
+        if name.startswith("remote_"):
+            return f"{name} of the mixin"
+        raise AttributeError(f"no {name} here")
+
+
+class RemoteTask(LockedTask, Remote):
+    abstract = True
+
+
+@app.task(base=RemoteTask, bind=True)
+def ask(self):
+    return self.remote_stock, self.lock_lease, getattr(self, "other", "nothing else")
+
+
 @app.task(base=LockedAbortableTask, bind=True, lock_scope="job")
 def rebuild(self, index):
     while not self.is_aborted():
@@ -118,6 +134,12 @@ print(repr(shop.count.delay().get(timeout=30, propagate=False)))
     expected = "module 'os' has no attribute 'missing_module'"
     assert project.run("-c", SETUP + program) == f'AttributeError("{expected}")\n'
     assert "return os.missing_module.connect()" in log()
+
+
+def test_what_only_a_mixin_behind_the_locked_task_knows_is_found_as_with_celerys_own(project):
+    project.start_worker("shop")
+    program = "import shop\nprint(shop.ask.delay().get(timeout=30))"
+    assert project.run("-c", SETUP + program) == "['remote_stock of the mixin', 30.0, 'nothing else']\n"
 
 
 def test_the_caller_of_a_duplicate_aborts_the_job_that_is_there(project):
