@@ -47,8 +47,11 @@ def check_tasks(app: Celery) -> list[Finding]:
 
 
 def unlocked_tasks(app: Celery) -> Iterator[tuple[str, str]]:
-    """The tasks that have lock options but no lock, because they are not a `LockedTask`; each with a warning."""
+    """The tasks that have lock options but no lock, because they are not a `LockedTask`; each with a warning.
+
+    Celery's own have them if `task_annotations` sets options for all tasks.
+    """
     for name, task in sorted(app.tasks.items()):
         options = sorted(option for option in ATTRIBUTES if hasattr(type(task), option))
-        if options and not isinstance(task, LockAttributes):
+        if options and not (isinstance(task, LockAttributes) or name.startswith("celery.")):
             yield name, f"task {name} has {', '.join(options)} but no lock: add base=LockedTask"

@@ -110,3 +110,10 @@ def test_the_warning_of_lock_options_without_the_base_is_a_line_of_the_workers_l
     """Before Celery has set up its logging a line goes to the standard error alone, and is in no log file."""
     worker = start_worker(1)
     assert re.search(r"^\[.*: WARNING/MainProcess\] task lab\.misdeclared has ", worker.output(), re.MULTILINE)
+
+
+def test_options_that_task_annotations_set_for_all_tasks_give_no_warning_of_celerys_own(config, start_worker):
+    config.settings["task_annotations"] = {"*": {"lock_lease": 60.0}}
+    output = start_worker(1).output()
+    assert "task lab.misdeclared has lock_args, lock_lease but no lock" in output
+    assert "task celery." not in output
