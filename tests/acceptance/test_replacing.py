@@ -249,6 +249,27 @@ class TestAReplacedRun:
         assert is_replaced(older, newer)
         assert ledger.items() == ["older", "newer"]
 
+    def test_that_lingers_after_it_has_sent_its_retry_is_revoked_and_not_to_be_retried_forever(
+        self, app, tasks, start_worker, running, nobody_opens, gate, ledger
+    ):
+        """The retry ends after the run, which would otherwise store RETRY over the retry's own outcome."""
+        worker = start_worker(3)
+        older = tasks.newest.delay("k", "older", nobody_opens, "retries", gate)
+        running("older")
+        newer = tasks.newest.delay("k", "newer")
+        retry_comes = f"lab.newest[{older.id}] received"
+        wait_until(lambda: worker.output().count(retry_comes) == 2, "the retry has come")
+        wait_until(lambda: kept(app) == 2 or "replaced by" in worker.output(), "both wait")
+        gate.open()
+        assert newer.get(timeout=PATIENCE) == "newer"
+        wait_until(lambda: f"lab.newest[{older.id}] retry" in worker.output(), "the run has ended")
+        asked_later = app.AsyncResult(
+            older.id
+        )  # the other one may have heard of an outcome that was stored for a moment
+        wait_until(lambda: asked_later.state == states.REVOKED, "it has ended")
+        assert is_replaced(asked_later, newer)
+        assert ledger.items() == ["older", "newer"]
+
     @on_every_broker
     def test_that_waits_for_its_retry_runs_again_with_the_arguments_of_the_newest_call(
         self, tasks, start_worker, ledger

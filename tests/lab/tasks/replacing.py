@@ -74,8 +74,11 @@ def define(app: Celery, ledger: Ledger) -> None:
                     case "retries" if not self.request.retries:
                         try:
                             spend(seconds)
-                        except Exception as error:
-                            raise self.retry(exc=error, countdown=0) from error
+                        except Exception as error:  # noqa: BLE001 - what a careless body does
+                            try:
+                                raise self.retry(exc=error, countdown=0) from error
+                            finally:
+                                spend("", file)
                     case "fails" if not self.request.retries:
                         raise self.retry(countdown=float(file))
                     case "calls itself":
