@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import re
 import threading
 import weakref
@@ -16,6 +17,8 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from celery_redislock import Lock, LockConfigError
+from celery_redislock.connection.clients import derive
+from celery_redislock.connection.connect import command_time
 from celery_redislock.lock.handle import entry_of_context
 from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.protocol.names import keys_of
@@ -175,6 +178,16 @@ def test_what_it_made_for_a_clusters_client_ends_with_it(cluster_port):
     gc.collect()
     assert kept() is None
     wait_until(lambda: not keeper.is_alive(), "its keeper has ended")
+
+
+def test_the_page_tells_how_long_a_command_may_take_with_a_client_that_was_given_no_time_outs():
+    """A lock that is renewed needs a timeout of 1.5 times that. redis-py 8 has set time-outs of its own."""
+    by_redis_py = inspect.signature(redis.Redis).parameters["socket_timeout"].default
+    assert command_time(derive(redis.Redis())) == (3 if by_redis_py is None else 10)
+    assert command_time(derive(redis.from_url("redis://localhost"))) == 3
+    page = " ".join(PAGE.split())
+    assert "From version 8 on, redis-py itself sets both to 5 s in `redis.Redis()`" in page
+    assert "With a plain `redis.Redis()` of redis-py 8, that makes [15 s]" in page
 
 
 def test_a_redis_user_needs_only_the_keys_and_commands_that_the_page_names(locks):
