@@ -263,9 +263,7 @@ class TestAReplacedRun:
         gate.open()
         assert newer.get(timeout=PATIENCE) == "newer"
         wait_until(lambda: f"lab.newest[{older.id}] retry" in worker.output(), "the run has ended")
-        asked_later = app.AsyncResult(
-            older.id
-        )  # the other one may have heard of an outcome that was stored for a moment
+        asked_later = app.AsyncResult(older.id)  # `older` may have heard of an outcome that was stored for a moment
         wait_until(lambda: asked_later.state == states.REVOKED, "it has ended")
         assert is_replaced(asked_later, newer)
         assert ledger.items() == ["older", "newer"]

@@ -131,8 +131,8 @@ end
 -- The reply if the run must not begin now, or never; nil if it may begin.
 local function refusal()
   local newest, id = newest_of(line)
-  local has_ended = id_of(values[1] or '') ~= id_of(token)  -- if not, the job's run may yet store RETRY
-  local by = given.Z and has_ended and replaced_by(line, token, number)
+  local lingers = is_running(values[1]) and id_of(values[1]) == id_of(token)  -- that run may yet store RETRY
+  local by = given.Z and not lingers and replaced_by(line, token, number)
   if by then return {'stopped', by} end
   if calls then
     local due, expires = unpack(redis.call('HMGET', calls, 'due', 'expires'))

@@ -281,9 +281,8 @@ local function replaced_by(line, token, number)
   local value = redis.call('GET', named(line, ':replaced:' .. id_of(token)))
   local newer, by, asked = string.match(value or '', '^(%d+) (%S+) (%S+)$')
   if not asked or number_in(newer) <= (tonumber(number) or 0) then return nil end
-  local attempt = attempt_of(token)
-  local before, after = string.match(asked, '^[^/]+/(%d+/%d+)'), string.match(attempt, '^[^/]+/(%d+/%d+)')
-  return (attempt == asked or before ~= after and after ~= '0/0') and by or nil
+  local before, after = string.match(asked, '^[^/]+/(%d+/%d+)'), string.match(attempt_of(token), '^[^/]+/(%d+/%d+)')
+  return (attempt_of(token) == asked or before ~= after and after ~= '0/0') and by or nil
 end
 
 -- Ask the run that has the key `lock` to stop, for a job whose message is sent: the one with the token `ticket`, whose last
