@@ -13,13 +13,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from celery import Task
-
 from celery_redislock.app import server_of
 from celery_redislock.message.delivery import ASKED_KEYS
 from celery_redislock.message.header import Header, Reservation
-from celery_redislock.options import LockOptions
-from celery_redislock.policy import hands_over
 from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.hold import Hold
 from celery_redislock.protocol.names import Demand
@@ -102,25 +98,10 @@ def attempts_before(request: Mapping[str, Any]) -> int:
     return retries if type(retries) is int and retries > 0 else 0
 
 
-def may_retry(task: Task[..., Any], request: Mapping[str, Any]) -> bool:
-    """Whether the run of `request` is not the last that the task's `max_retries` allows."""
-    return task.max_retries is None or attempts_before(request) < task.max_retries
-
-
-def next_attempt(
-    task: Task[..., Any],
-    plan: LockPlan,
-    options: LockOptions,
-    request: Mapping[str, Any],
-    nonce: str,
-    reservation: Reservation | None,
-) -> NextAttempt | None:
-    """The attempt that Celery publishes for `retry_on_worker_lost`; None after the last, or if no key is inherited.
-
-    `options` are the lock options of the run's message. The others are as for `NextAttempt`.
-    """
-    is_inherited = hands_over(options) and may_retry(task, request)
-    return NextAttempt(plan, request, nonce, reservation) if is_inherited else None
+def is_retried_if_lost(task: Any, request: Mapping[str, Any]) -> bool:
+    """Whether Celery publishes another attempt if the process that runs `request` dies; not after the last retry."""
+    is_on = bool(getattr(task, "retry_on_worker_lost", False))  # from Celery 5.7 on
+    return is_on and (task.max_retries is None or attempts_before(request) < task.max_retries)
 
 
 @contextmanager

@@ -24,11 +24,11 @@ from celery_redislock.errors import LockConfigError, fields, run_named
 from celery_redislock.message.delivery import DELIVERY, STOPS, Delivery, hide_headers, is_requeued, was_delivered_before
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.message.republish import custom_headers
-from celery_redislock.policy import Ended, Place, Verdict
+from celery_redislock.policy import Ended, Place, Verdict, hands_over
 from celery_redislock.policy.skip import Skipped, store_revoked
 from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.tokens import Attempt, mint_nonce
-from celery_redislock.task.lost import attempts_before, in_hook, may_retry, next_attempt
+from celery_redislock.task.lost import NextAttempt, attempts_before, in_hook, is_retried_if_lost
 from celery_redislock.task.plan import LockPlan, give_up_reservation
 
 from . import worker_port
@@ -103,8 +103,8 @@ class LockedRequest(Request):
             if acks_at_begin:
                 EARLY_ACKS.expect(nonce, self)
             options, reservation = plan.options_for(header), header.reservation
-            if getattr(task, "retry_on_worker_lost", None):  # from Celery 5.7 on
-                following = next_attempt(task, plan, options, request, nonce, reservation)
+            if hands_over(options) and is_retried_if_lost(task, request):
+                following = NextAttempt(plan, request, nonce, reservation)
             retries = attempts_before(request)
             run = Run(str(self.id), plan, options, nonce, reservation, retries, call, self._waited_for, following)
         self.run = run
@@ -164,7 +164,7 @@ class LockedRequest(Request):
         header = Header.read(self.request_dict.get(HEADER))
         is_given_back = self.delivery.acks_at_begin and not self.acknowledged and header.died + 1 < MOST_DEATHS
         is_requeued = bool(task.acks_late and task.reject_on_worker_lost)
-        is_retried = bool(getattr(task, "retry_on_worker_lost", False)) and may_retry(task, self.request_dict)
+        is_retried = is_retried_if_lost(task, self.request_dict)
         return not worker_port.was_revoked(self) and (is_given_back or is_requeued or is_retried)
 
     def revoked(self) -> bool:

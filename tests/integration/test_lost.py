@@ -10,10 +10,11 @@ import pytest
 
 from celery_redislock.app import server_of
 from celery_redislock.message.header import Header, Reservation
+from celery_redislock.policy import hands_over
 from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.tokens import Attempt, known_by
-from celery_redislock.task.lost import NOTICED_WITHIN, next_attempt
+from celery_redislock.task.lost import NOTICED_WITHIN, NextAttempt, is_retried_if_lost
 from celery_redislock.worker.children import Run, release_of_dead
 from tests.lab.asking import acquire
 from tests.lab.servers import wait_until
@@ -46,8 +47,7 @@ def claim():
 @pytest.fixture
 def run(plan, key, claim):
     nonce, reservation = tokens.mint_nonce(), Reservation(key, claim)
-    task = SimpleNamespace(max_retries=3)
-    attempt = next_attempt(task, plan, plan.options, {"id": "id", "hostname": "w@host"}, nonce, reservation)
+    attempt = NextAttempt(plan, {"id": "id", "hostname": "w@host"}, nonce, reservation)
     return Run("id", plan, plan.options, nonce, reservation, 0, waited_for=(Demand(key),), next=attempt)
 
 
@@ -141,15 +141,13 @@ def test_where_the_lock_server_is_away_at_the_death_the_key_goes_over_once_it_an
 
 @pytest.mark.parametrize(("scope", "retries", "most"), [("run", 0, 3), ("job", 3, 3), ("job", 0, 0)])
 def test_there_is_none_in_scope_run_nor_after_the_last_retry(tasks, scope, retries, most):
-    plan = (tasks.job if scope == "job" else tasks.work).lock_plan
-    task = SimpleNamespace(max_retries=most)
-    assert next_attempt(task, plan, plan.options, {"id": "id", "retries": retries}, tokens.mint_nonce(), None) is None
+    options = (tasks.job if scope == "job" else tasks.work).lock_plan.options
+    task = SimpleNamespace(max_retries=most, retry_on_worker_lost=True)
+    assert not (hands_over(options) and is_retried_if_lost(task, {"id": "id", "retries": retries}))
 
 
 @pytest.mark.parametrize("retries", ["1", [1], -1, True, 10**400, None], ids=lambda value: type(value).__name__)
 def test_whatever_a_message_says_of_its_retries_the_worker_that_receives_it_lives(plan, retries):
-    attempt = next_attempt(
-        SimpleNamespace(max_retries=None), plan, plan.options, {"id": "id", "retries": retries}, "nonce", None
-    )
-    assert attempt is not None
-    assert attempt.attempt.retries in {1, 10**400 + 1}
+    request = {"id": "id", "retries": retries}
+    assert NextAttempt(plan, request, "nonce", None).attempt.retries in {1, 10**400 + 1}
+    assert is_retried_if_lost(SimpleNamespace(max_retries=None, retry_on_worker_lost=True), request)
