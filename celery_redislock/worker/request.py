@@ -289,7 +289,7 @@ class LockedRequest(Request):
         logger.warning("%s: its process died before the task began; its message is delivered again", which, extra=about)
         worker_port.forget_run(self)
         self.request_dict[HEADER] = header.wire
-        room.send_on(self, header)
+        room.keep(self, Place(Demand(""), header.rank, header), leaves=True)
         return True
 
     def _wait(self, room: WaitingRoom, verdict: Verdict, place: Place) -> None:

@@ -19,9 +19,7 @@ from kombu.common import ignore_errors
 
 from celery_redislock.app import server_of
 from celery_redislock.line.room import Room
-from celery_redislock.message.header import Header
 from celery_redislock.policy import Place
-from celery_redislock.protocol.names import Demand
 
 from . import worker_port
 from .children import CHILDREN
@@ -178,12 +176,11 @@ class WaitingRoom(bootsteps.StartStopStep):
             self._queues |= {tag: queue for queue, tag in worker_port.tags_of(tasks).items()}
         return self._queues.get(message.delivery_info.get("consumer_tag"))
 
-    def send_on(self, request: Request, header: Header) -> None:
-        """Publish the message of `request` again with `header`; if that fails, give it to the pool again."""
-        self.keep(request, Place(Demand(""), header.rank, header), leaves=True)
-
     def keep(self, request: Any, place: Place, *, leaves: bool = False) -> None:
-        """Keep the message of `request` until its turn; if it `leaves`, until it is published again."""
+        """Keep the message of `request` until its turn.
+
+        If it `leaves`, until it is published again; if that fails, it is given to the pool again.
+        """
         worker_port.task_ready(request)
         consumer = self._consumer
         if consumer is None:
