@@ -19,7 +19,6 @@ from .clients import derive
 from .cluster_client import ClusterClient, Node
 from .connections import Connections, Late
 from .redis_port import called_at_connect, known_nodes_of, nodes_of, options_of, remap_of
-from .sender import Sender
 from .store import Lease, LockStore
 
 #: How long a command is retried while its hash slot moves, in seconds. The move takes milliseconds. Meanwhile a lock's
@@ -137,7 +136,7 @@ class ClusterStore(LockStore):
 
     def __init__(self, cluster: ClusterClient, max_connections: int = 50) -> None:
         connections = NodeConnections(cluster, max_connections)
-        super().__init__(Sender(connections, lambda key: cluster.outage_of(hash_slot_of(key))))
+        super().__init__(connections, lambda key: cluster.outage_of(hash_slot_of(key)))
         self._cluster = cluster
 
     def renew(self, locks: Sequence[Lease]) -> list[Renewed | RedisError | None]:

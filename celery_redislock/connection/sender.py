@@ -64,8 +64,10 @@ class Sender:
         outage_of: Returns the `Outage` of the server that has a key.
 
     Attributes:
+        outage_of: The same.
         later: Sends a command as soon as the server answers again; None in a store without a keeper.
         known: The scripts that the server knows, unless it has restarted since.
+        read_late, close: See `Connections`.
     """
 
     def __init__(self, transport: Transport, outage_of: Callable[[str], Outage]) -> None:
@@ -169,7 +171,7 @@ class Sender:
         if error and self.later is not None and self._answered and (is_lost or not isinstance(error, REFUSALS)):
             self.later(undo)
 
-    def is_done(self, command: Command) -> bool:
+    def send(self, command: Command) -> bool:
         """Send a command that only the owner of its key may give, and return whether the caller was the owner.
 
         Return True even if a lost reply leaves that open.
@@ -202,7 +204,7 @@ class Sender:
                     return
             except (RedisConnectionError, RedisTimeoutError):
                 pass  # the server may have closed an idle connection: send the command again
-        was_owned = self.is_done(command)
+        was_owned = self.send(command)
         self.known.add(command.script)
         on_reply(was_owned)
 

@@ -28,28 +28,8 @@ from .sender import Sender
 Lease = tuple[str, Token, float]
 
 
-class LockStore:
-    """The locks of one server. Each method sends one command.
-
-    Args:
-        sender: Sends the commands.
-
-    Attributes:
-        sender: The same.
-        outage_of: Returns the `Outage` of the server that has a key.
-        ask: See `Sender.ask`.
-        send: See `Sender.is_done`.
-        send_late: See `Sender.send_late`.
-        undo: See `Sender.undo`.
-        read_late: See `Connections.read_late`.
-        close: See `Connections.close`.
-    """
-
-    def __init__(self, sender: Sender) -> None:
-        self.sender, self.outage_of = sender, sender.outage_of
-        self.ask, self.send, self.undo = sender.ask, sender.is_done, sender.undo
-        self.send_late, self.read_late = sender.send_late, sender.read_late
-        self.close = sender.close
+class LockStore(Sender):
+    """The locks of one server. Each method sends one command, or one for each of several keys."""
 
     @classmethod
     def of(cls, client: redis.Redis, outage: Outage | None = None) -> Self:
@@ -60,7 +40,7 @@ class LockStore:
             outage: The server's `Outage`, shared by all its stores in this process.
         """
         outage = outage or Outage()
-        return cls(Sender(Connections(client), lambda key: outage))
+        return cls(Connections(client), lambda key: outage)
 
     def acquire(
         self,
@@ -110,7 +90,7 @@ class LockStore:
         notes = [note, *[None] * (len(owners) - 1)]
         sent = [one.hold.acquire(lease, note, fence=one is fenced) for one, note in zip(owners, notes, strict=True)]
         try:
-            replies, sent_at = self.sender.ask_all(sent, lambda: [hold.undo() for hold in asked])
+            replies, sent_at = self.ask_all(sent, lambda: [hold.undo() for hold in asked])
         except LockUnavailable:
             for owner, hold in zip(owners, asked, strict=True):
                 owner.hold = owner.hold.doubted(hold.asks)
@@ -239,7 +219,7 @@ class LockStore:
         Raises:
             RedisError: Redis did not answer, or refused the command.
         """
-        return [*map(Renewed.of, self.sender.ask_once(commands.renew(locks)))]
+        return [*map(Renewed.of, self.ask_once(commands.renew(locks)))]
 
     def inspect(self, demand: Demand) -> LockInfo | None:
         """Return the holder of the key as a `LockInfo`; None if the key is free.

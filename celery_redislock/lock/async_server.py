@@ -125,7 +125,7 @@ class AsyncServer:
         return None
 
     async def release(self, held: HeldLock) -> bool:
-        """Send the release of `held`; return whether its owner still owned the key, as `Sender.is_done` does.
+        """Send the release of `held`; return whether its owner still owned the key, as `Sender.send` does.
 
         Raises:
             LockUnavailable: Redis did not answer, or refused the command. The keeper sends it again.

@@ -176,7 +176,7 @@ class Lock(Handle):
         except BaseException:
             server.keeper.remove(held)
             if held.hold.may_be_held:  # nothing else would release the key
-                server.store.sender.take_back(held.hold.undo(), is_lost=True)
+                server.store.take_back(held.hold.undo(), is_lost=True)
             raise
 
     def _extend(self, held: HeldLock, ttl: float | None) -> Literal[True]:

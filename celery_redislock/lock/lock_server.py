@@ -62,7 +62,7 @@ class LockServer:
         self.store = ClusterStore(client) if isinstance(client, ClusterClient) else LockStore.of(client, self._outage)
         self.command_time = command_time(client)
         self.keeper = Keeper(self._store(1), self.command_time, self.store)
-        self.store.sender.later = self.undo_later
+        self.store.later = self.undo_later
         self.room, self.message_room = self._new_room(), self._new_room()
         self.in_loops: dict[AbstractEventLoop, Any] = {}
         # Lets `behind` find this server for a `Lock` made with the same client.

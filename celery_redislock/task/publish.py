@@ -379,7 +379,7 @@ class Publication:
         try:
             result = self.send()
         except BaseException:
-            server.store.sender.take_back(self.hold.undo(), is_lost=True)
+            server.store.take_back(self.hold.undo(), is_lost=True)
             raise
         # So far the reservation lasts for one lease only, and other publishers may take it over, because this one may
         # die before it has sent the message. The renewal ends both. If the message has already started, its run holds

@@ -9,7 +9,6 @@ from typing import Any
 from celery_redislock.connection.connect import connect
 from celery_redislock.connection.connections import Connections
 from celery_redislock.connection.outage import Outage
-from celery_redislock.connection.sender import Sender
 from celery_redislock.connection.store import LockStore
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.protocol import tokens
@@ -82,9 +81,8 @@ class Client:
         time_outs = {"socket_timeout": TIME_OUT, "socket_connect_timeout": TIME_OUT}
         self.client = connect(proxy.url, {**time_outs, "connection_class": impatient(proxy)})
         self.connections, outage = Recorded(self.client), Outage()
-        sender = Sender(self.connections, lambda _: outage)
-        self.store = LockStore(sender)
-        sender.known.add(RELEASE)  # else the first release that is sent late would wait for its answer
+        self.store = LockStore(self.connections, lambda _: outage)
+        self.store.known.add(RELEASE)  # else the first release that is sent late would wait for its answer
         self.room = tokens.of_room(tokens.mint_nonce(), "host")
         self.held: HeldLock | None = None
         self.is_robbed = False
