@@ -17,7 +17,7 @@ from celery_redislock.connection.pool import Wake
 from celery_redislock.connection.store import LockStore
 from celery_redislock.protocol.hold import Hold
 from celery_redislock.protocol.replies import Renewed
-from celery_redislock.protocol.scripts import RENEW
+from celery_redislock.protocol.scripts import RENEW, Command
 
 from .held_lock import HELD_TOO_LONG, INTERVAL, KEY_GONE, NOT_OURS, PAST_DEADLINE, HeldLock, Renewal
 from .put_off import PutOff, Unsent
@@ -98,11 +98,15 @@ class Keeper:
 
         Args:
             key: The key in Redis.
-            until: When the command stops being useful, by `time.monotonic()`.
-            send: Sends the command through the store it is called with.
+            until: When that stops being useful, by `time.monotonic()`.
+            send: Sends the commands through the store it is called with.
         """
         self._put_off.add(Unsent(key, until, partial(send, self._store)))
         self._wake_up()
+
+    def send(self, command: Command, until: float) -> None:
+        """Send `command` in the keeper's thread as soon as Redis answers; see `later`."""
+        self.later(command.keys[0], until, lambda store: store.send(command))
 
     def _wake_up(self) -> None:
         """Wake the thread, or start it."""
@@ -253,4 +257,4 @@ class LastWord(NamedTuple):
         command, until = self.hold.release(in_any_case=True), self.lock.ends_at
         if self.hold.note is not None:  # copies need it even after the lease has ended
             until = max(until, time.monotonic() + self.hold.note.ttl)
-        keeper.later(self.lock.key, until, lambda store: store.send(command))
+        keeper.send(command, until)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from operator import methodcaller
 from typing import Literal, Self
 
 from redis.exceptions import LockError
@@ -211,7 +210,7 @@ def _choose_token(server: LockServer, held: HeldLock, token: Token) -> bool:
     except BaseException:
         for undo in (held.hold.undo(), held.hold.renamed(token).undo()):  # in this order: the exchange may come late
             if held.remaining > 0 and store.undo(undo):  # after that, `token` may be another caller's
-                server.keeper.later(held.key, held.deadline, methodcaller("send", undo))
+                server.keeper.send(undo, held.deadline)
         held.hold = held.hold.over()
         raise
     held.hold = held.hold.renamed(token)

@@ -29,6 +29,7 @@ from celery_redislock.hold.keeper import Keeper
 from celery_redislock.line import lines
 from celery_redislock.line.room import Room
 from celery_redislock.line.waiters import Waiter
+from celery_redislock.protocol import commands
 from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.replies import Conflict, Granted
 from celery_redislock.protocol.scripts import NOTE_TTL, Command
@@ -170,8 +171,7 @@ class LockServer:
             undo: The command.
             until: When it stops being useful, by `time.monotonic()`. The keeper tries for `NOTE_TTL` seconds at most.
         """
-        until = min(until, time.monotonic() + NOTE_TTL)
-        self.keeper.later(undo.keys[0], until, lambda store: store.send(undo))
+        self.keeper.send(undo, min(until, time.monotonic() + NOTE_TTL))
 
     def give_up(
         self, demand: Demand, claim: str, ttl: float, *, is_to_come: bool, closes: tuple[str, ...] = ()
@@ -187,14 +187,11 @@ class LockServer:
             closes: As for `LockStore.give_up`.
         """
         until = time.monotonic() + (max(ttl, NOTE_TTL) if is_to_come else ttl)
-        self.keeper.later(
-            *(demand.key, until), lambda store: store.give_up(demand, claim, is_to_come=is_to_come, closes=closes)
-        )
+        self.keeper.send(commands.give_up(demand, claim, is_to_come=is_to_come, closes=closes), until)
 
     def pass_on(self, demand: Demand, call: bytes) -> None:
         """Have the keeper pass on the key: its called waiter will not ask for it. See `LockStore.pass_on`."""
-        until = time.monotonic() + lines.CALLED_FOR / TRUSTED
-        self.keeper.later(demand.key, until, lambda store: store.pass_on(demand, call))
+        self.keeper.send(commands.release(demand, call), time.monotonic() + lines.CALLED_FOR / TRUSTED)
 
 
 class BlockedCaller(Waiter):

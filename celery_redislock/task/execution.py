@@ -158,7 +158,7 @@ class Execution:
             if part.hold.call is not None:
                 self._server.pass_on(part.demand, part.hold.call)
             if part.demand.spent and part.hold.phase is OVER:
-                self._server.keeper.later(part.key, time.monotonic() + part.demand.spent, partial(_undo, part.hold))
+                self._server.keeper.send(part.hold.undo(), time.monotonic() + part.demand.spent)
             elif part.hold.may_be_held:
                 self._release(part, None)
             part.hold = part.hold.over()
@@ -412,11 +412,6 @@ def delivered(task: Task[..., Any], plan: LockPlan, request: Context) -> Message
             about = message.fields("call_option", reason=refusal)
             logger.error("%s runs without the lock options of its call: %s", message.name, refusal, extra=about)  # noqa: TRY400 - the error has it all
     return message
-
-
-def _undo(hold: Hold, store: LockStore) -> None:
-    """Give back what a rate has granted to a run that does not begin."""
-    store.send(hold.undo())
 
 
 def _announce_loss(task: Task[..., Any], lock: HeldLock, reason: str) -> None:

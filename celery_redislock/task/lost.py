@@ -79,8 +79,8 @@ class NextAttempt:
             hold = Hold(demand, known_by(self._nonce), heir=(self._token, ttl))
             keeper, extend = server_of(self._plan.app).keeper, commands.hand_over(demand, self._token, self._token, ttl)
             ends = time.monotonic() + max(self._plan.options.lease, NOTICED_WITHIN)
-            keeper.later(demand.key, ends, lambda store: store.send(hold.release()))
-            keeper.later(demand.key, ends, lambda store: store.send(extend))
+            keeper.send(hold.release(), ends)
+            keeper.send(extend, ends)
 
     def call_off(self) -> None:
         """Free the key, because this attempt will not be published. Do nothing if its message was sent."""

@@ -264,7 +264,7 @@ class Publication:
         if reservation is not None:
             key = keys_of(reservation.key).queued if self._header.queued else reservation.key
             command = commands.renew([(key, tokens.known_by(reservation.claim, tokens.RESERVED), ttl)])
-            server_of(self._plan.app).keeper.later(key, time.monotonic() + ttl, lambda store: store.send(command))
+            server_of(self._plan.app).keeper.send(command, time.monotonic() + ttl)
         return result
 
     def _hand_over(self, lock: HeldLock, hostname: str | None) -> LockedResult:
@@ -389,10 +389,7 @@ class Publication:
         if self._call is not None and self._call.stops_but is not None:
             command = commands.replace(key, token, ttl, self._call.stops_but)
         try:
-            server.send_late(
-                *(command, lambda _: None),
-                lambda: server.keeper.later(reserved, ends, lambda store: store.send(command)),
-            )
+            server.send_late(command, lambda _: None, lambda: server.keeper.send(command, ends))
         except LockUnavailable as error:
             task, task_id, lease = self._task.name, self._options["task_id"], self._plan.options.lease
             text = "%s was sent, but lock %s is reserved for it for only %g s: %s"
