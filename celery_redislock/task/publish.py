@@ -134,11 +134,6 @@ class Publication:
             `self.retry()` hand the key over.
     """
 
-    __slots__ = (
-        *("_attempt_of", "_call", "_header", "_is_bare", "_lock_options", "_options", "_plan", "_send", "_task"),
-        *("hold", "is_unique", "needs_key"),
-    )
-
     hold: Hold
 
     def __init__(
@@ -302,7 +297,7 @@ class Publication:
 
     def _reserve_if_free(self, key: str, place: str) -> Reserved | None:
         """Reserve the key or the place if it is free. The message is sent either way: a caller awaits its result."""
-        reserved = place if self._is_of_queue else key
+        reserved = place if self._lock_options.scope == "queue" else key
         self.hold = Hold(Demand(reserved), self.hold.token)
         answer = server_of(self._plan.app).store.acquire(self, self._plan.options.lease)
         return Reserved(reserved) if isinstance(answer, Granted) else None
@@ -351,11 +346,7 @@ class Publication:
         options = self._lock_options
         if self._call is not None:
             return store.merge(self, options.lease, options.queue_ttl, passed, self._call)
-        return store.reserve(self, options.lease, passed, in_queue=self._is_of_queue, window=options.window)
-
-    @property
-    def _is_of_queue(self) -> bool:
-        return self._lock_options.scope == "queue"
+        return store.reserve(self, options.lease, passed, in_queue=options.scope == "queue", window=options.window)
 
     @property
     def _causes(self) -> frozenset[str]:
