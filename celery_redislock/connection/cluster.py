@@ -113,7 +113,7 @@ def route_of(command: Command, cluster: ClusterClient) -> Generator[tuple[Node, 
             redirections += 1
             if redirections > REDIRECTIONS:
                 raise
-            at, asking = cluster.address(error, at), not isinstance(error, MovedError)
+            at, asking = cluster.reached(error.host, error.port, at), not isinstance(error, MovedError)
             if not asking:
                 cluster.moved(hash_slot, at)
         except (RedisConnectionError, RedisTimeoutError, ClusterDownError):

@@ -10,7 +10,7 @@ from typing import Any
 
 import redis
 from redis.crc import key_slot
-from redis.exceptions import AskError, AuthenticationError, ClusterDownError, RedisError
+from redis.exceptions import AuthenticationError, ClusterDownError, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -126,10 +126,6 @@ class ClusterClient:
         address = self._owners[hash_slot]
         return self._of_all if address is None else self.outage(address)
 
-    def address(self, redirection: AskError, told_by: Node) -> Node:
-        """Return the node that an ASK or MOVED reply redirects to."""
-        return self._reached(redirection.host, redirection.port, told_by)
-
     def moved(self, hash_slot: int, to: Node) -> None:
         """Record that another node now has `hash_slot`."""
         self._owners[hash_slot] = to
@@ -174,7 +170,7 @@ class ClusterClient:
     def _learn(self, found: Any, told_by: Node) -> None:
         owners: list[Node | None] = [None] * HASH_SLOTS
         for first, last, (host, port, *_), *_ in found:
-            address = self._reached(host, port, told_by)
+            address = self.reached(host, port, told_by)
             owners[first : last + 1] = [address] * (last + 1 - first)
         primaries = tuple({address: None for address in owners if address is not None})
         for gone in self._outages.keys() - {*primaries}:
@@ -182,7 +178,8 @@ class ClusterClient:
         self._of_all.end()
         self._owners, self._primaries = owners, primaries
 
-    def _reached(self, host: str | bytes | None, port: int, told_by: Node) -> Node:
+    def reached(self, host: str | bytes | None, port: int, told_by: Node) -> Node:
+        """Return how this process reaches the node that another one, `told_by`, knows as `host` and `port`."""
         name = host.decode() if isinstance(host, bytes) else host
         if not name or name == "?":  # the node does not know its own address
             return told_by[0], int(port)
