@@ -48,16 +48,8 @@ def _seconds_or_zero(default: float) -> Rule:
     return Rule(default, "seconds, 0 or greater, int or float", lambda v: _is_seconds(v) or (v == 0 and v is not False))
 
 
-def _seconds_or_none() -> Rule:
-    return Rule(None, "seconds greater than 0, int or float, or None", lambda v: v is None or _is_seconds(v))
-
-
-def _is_limit(value: Any) -> bool:
-    return type(value) is int and 1 <= value <= MAX_CAPACITY
-
-
 WEIGHT = Rule(1, "a number from 0.1 to 100", lambda v: _is_seconds(v) and 0.1 <= v <= 100)
-LIMIT = Rule(1, f"a whole number from 1 to {MAX_CAPACITY}", _is_limit)
+LIMIT = Rule(1, f"a whole number from 1 to {MAX_CAPACITY}", lambda v: type(v) is int and 1 <= v <= MAX_CAPACITY)
 _RATE, _UNITS = r"([0-9]{1,9})/([smh])", {"s": 1, "m": 60, "h": 3600}
 #: The longest time of a rate, in seconds: a year.
 _LONGEST_TIME = 366 * 86_400
@@ -90,6 +82,7 @@ def shares_of(rate: Any) -> tuple[int, float, int] | None:
 
 RATE = Rule(None, '"100/m" (s, m or h), or (number, seconds): at most 50 a millisecond, over at most a year', shares_of)
 _TRUE_OR_FALSE = Rule(False, "True or False", lambda v: isinstance(v, bool))
+_SECONDS_OR_NONE = Rule(None, "seconds greater than 0, int or float, or None", lambda v: v is None or _is_seconds(v))
 
 
 class Also(NamedTuple):
@@ -140,20 +133,20 @@ OPTIONS: Mapping[str, Rule] = {
         None, "'skip', 'wait', 'raise', 'join' or 'replace'", lambda v: v is None or v in CONFLICT_POLICIES
     ),
     "lease": _seconds(30.0),
-    "max_hold": _seconds_or_none(),
-    "wait_for": _seconds_or_none(),
+    "max_hold": _SECONDS_OR_NONE,
+    "wait_for": _SECONDS_OR_NONE,
     "block_for": _seconds_or_zero(10.0),
     "hold_on_retry": _TRUE_OR_FALSE,
     "cooldown": _seconds_or_zero(0.0),
-    "window": _seconds_or_none(),
+    "window": _SECONDS_OR_NONE,
     "arguments": _choice(get_args(Arguments)),
-    "debounce": _seconds_or_none(),
-    "debounce_max": _seconds_or_none(),
+    "debounce": _SECONDS_OR_NONE,
+    "debounce_max": _SECONDS_OR_NONE,
     "queue_ttl": _seconds(3600.0),
     "on_lost": _choice(get_args(OnLost)),
     "on_outage": _choice(get_args(OnOutage)),
     "fence": _TRUE_OR_FALSE,
-    "limit": Rule(1, f"{LIMIT.allowed}, or a callable that returns one", lambda v: _is_limit(v) or callable(v)),
+    "limit": Rule(1, f"{LIMIT.allowed}, or a callable that returns one", lambda v: LIMIT.accepts(v) or callable(v)),
     "rate": Rule(
         None,
         f"{RATE.allowed}; or a callable that returns one",
