@@ -198,7 +198,6 @@ class Handle:
         self.thread_local, self.raise_on_release_error = bool(thread_local), raise_on_release_error
         self.renew, self.reentrant = renew, reentrant
         self._local = self._new_local()
-        self._by_context = reentrant and thread_local
         self._fence = fence
 
     def __repr__(self) -> str:
@@ -379,7 +378,7 @@ class Handle:
             return self._adopt(local.other) if local.other else None
         entries = [one for one in reversed(local.entries) if one.count and one.is_of_this_process]
         mine = [one for one in entries if one.is_mine]
-        return next(iter(mine or (() if self._by_context else entries)), None)
+        return next(iter(mine or (() if self.reentrant and self.thread_local else entries)), None)
 
     def _adopt(self, token: bytes) -> Entry:
         """A new entry for a lock whose token the user has stored in `local.token`, as users of redis-py's lock do.
