@@ -75,8 +75,7 @@ class Keeper:
         """Start renewing `lock`."""
         self._held[lock] = None
         self._added = True
-        if lock.renew_at < self.wake_at:
-            self.look_at(lock)
+        self.look_at(lock)
 
     def look_at(self, lock: HeldLock) -> None:
         """Wake the thread if `lock` is due before the next round. A lock that was removed stays removed."""

@@ -94,8 +94,7 @@ def before_body(
         if isinstance(error, Exception) and not isinstance(error, Ignore | Reject):
             report(task, request, error)
         raise
-    if message.delivery.acks_at_begin:
-        _report_begin(message.delivery)
+    _report_begin(message.delivery)
     return execution.joined is not None
 
 
