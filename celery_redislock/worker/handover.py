@@ -161,7 +161,7 @@ class Handover:
         self._to_ack: deque[Request] = deque()
         #: The delivery tags of messages that waited here when the connection to the broker was lost.
         self._to_restore: deque[str] = deque()
-        survive_lost_connections(consumer, _tell_of_survival)
+        survive_lost_connections(consumer)
 
     def start(self, consumer: Any) -> None:
         """Start: `consumer` receives messages from now on."""
@@ -263,7 +263,3 @@ class Handover:
 def channel_of(consumer: Any) -> Any:
     """The channel that `consumer` currently receives tasks on; None if it receives none."""
     return getattr(consumer.task_consumer, "channel", None)
-
-
-def _tell_of_survival() -> None:
-    logger.warning("kombu could not close the lost connection to the broker; the worker reconnects")

@@ -218,8 +218,8 @@ def restore_prefetch_count(consumer: Any) -> None:
         consumer.initial_prefetch_count = consumer.max_prefetch_count
 
 
-def survive_lost_connections(consumer: Any, on_failure: Callable[[], None]) -> None:
-    """Make `consumer` reconnect even if kombu fails to close a lost connection; `on_failure` is called then.
+def survive_lost_connections(consumer: Any) -> None:
+    """Make `consumer` reconnect even if kombu fails to close a lost connection, and log that.
 
     Kombu 5.7 closes it twice. If a message is unacked and the broker is a Redis that cannot be reached, the second
     close raises AttributeError, which would end the worker. So does Celery 5.7 where a signal for a cold shutdown
@@ -237,7 +237,7 @@ def survive_lost_connections(consumer: Any, on_failure: Callable[[], None]) -> N
             state.maybe_shutdown()
             if failure.name != "hostname" or failure.obj is not None:
                 raise
-            on_failure()
+            logger.warning("kombu could not close the lost connection to the broker; the worker reconnects")
 
     consumer.on_connection_error_after_connected = survive
 
