@@ -194,10 +194,7 @@ class LockPlan:
             LockKeyError: No key, or no limit, can be made from the arguments.
         """
         arguments = self.keys.bind(args, kwargs)
-        key = redis_key(self._prefix, self.keys.name_of(arguments))
-        if self.has_one_permit:
-            return Demand(key)
-        return self._limited(key, self.options.limit, self.options.rate, arguments)
+        return self._limited(self.keys.name_of(arguments), self.options.limit, self.options.rate, arguments)
 
     def demands(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Demand], list[Demand]]:
         """What a call with these arguments asks for if it may need several keys: by `lock_key`, and by `lock_also`.
@@ -209,17 +206,17 @@ class LockPlan:
         names = self.keys.names_of(arguments) + [maker.name_of(arguments) for maker in self._others]
         if (count := len(names) + len(self._also)) > MOST_KEYS:
             raise LockKeyError(f"{self.task}: a call needs {count} keys; a run may have {MOST_KEYS} at most")
-        also = [(maker.name_of(arguments), one.limit, one.rate) for maker, one in self._also]
         return (
-            [self._limited(redis_key(self._prefix, name), limit, rate, arguments) for name in names],
-            [self._limited(redis_key(self._prefix, name), most, often, arguments) for name, most, often in also],
+            [self._limited(name, limit, rate, arguments) for name in names],
+            [self._limited(maker.name_of(arguments), one.limit, one.rate, arguments) for maker, one in self._also],
         )
 
     def completed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """Complete a call without changing its keys; see `KeyMaker.completed`."""
         return self.keys.completed(args, kwargs, self._others + [maker for maker, _ in self._also])
 
-    def _limited(self, key: str, limit: Any, rate: Any, arguments: Mapping[str, Any]) -> Demand:
+    def _limited(self, name: str, limit: Any, rate: Any, arguments: Mapping[str, Any]) -> Demand:
+        key = redis_key(self._prefix, name)
         if rate is None:
             return Demand(key, self._computed("limit", LIMIT, limit, arguments))
         return Demand(key, *shares_of(self._computed("rate", RATE, rate, arguments)) or ())
