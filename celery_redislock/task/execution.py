@@ -20,7 +20,7 @@ from celery_redislock import signals
 from celery_redislock.app import server_of
 from celery_redislock.celery_port import tasks_of_this_thread
 from celery_redislock.connection.store import LockStore
-from celery_redislock.errors import LockConfigError, LockInfo, LockLost, LockReplaced, LockUnavailable, shown
+from celery_redislock.errors import LockConfigError, LockLost, LockReplaced, LockUnavailable, shown
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.hold.keeper import LastWord
 from celery_redislock.message.calls import Arguments, read_call, write_call
@@ -370,10 +370,6 @@ class Execution:
             is_over = message.has_expired or (is_over and message.options.arguments != "first")
             never = attempt if is_over and not message.delivery.may_be_a_copy else None
             give_up_reservation(self.plan, message.options, reservation, attempt.retries, never_starts=never)
-
-    def _announce(self, holder: LockInfo, policy: str) -> None:
-        """Send the signal `lock_conflict`."""
-        signals.lock_conflict.send(sender=self.task, key=holder.key, holder=holder, policy=policy)
 
     def _on_lost(self, lock: HeldLock, reason: str) -> None:
         if self.abort is not None and self.plan.options.on_lost == "abort":

@@ -119,7 +119,7 @@ class WorkerExecution(Execution):
         holder = conflict.info(self.key)
         decision = _decide(self, conflict, holder)
         policy = "always waits" if isinstance(decision, ComeBack) else policy_for(holder, self.message.options)
-        self._announce(holder, policy)
+        signals.lock_conflict.send(sender=self.task, key=holder.key, holder=holder, policy=policy)
         decision.end(self.message, holder, conflict)
 
     # Outages: Redis does not answer, or refuses the command.
@@ -258,7 +258,7 @@ class EagerExecution(Execution):
                 return
             holder = left.info(lock.key)
             decision = POLICIES[policy](message, holder, options)
-        self._announce(holder, policy)
+        signals.lock_conflict.send(sender=self.task, key=holder.key, holder=holder, policy=policy)
         if isinstance(decision, Skip):
             self.message.tell(holder, "raised TaskRevokedError (skip)")
             raise TaskRevokedError(decision.text)
