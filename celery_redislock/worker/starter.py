@@ -76,7 +76,11 @@ class Starter:
         elif isinstance(consumer.pool, solo.TaskPool):
             consumer.call_soon(self._run_in_turn)
         else:
-            self._wake_thread()
+            self._woken.set()
+            with self._starting:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._loop, name="redislock-starter", daemon=True)
+                    self._thread.start()
 
     def _woken_up(self) -> None:
         with suppress(BlockingIOError):
@@ -97,13 +101,6 @@ class Starter:
             if consumer is not None and pause < math.inf:
                 in_loop = consumer.hub is not None
                 self._entry = consumer.timer.call_after(pause, self._run_in_turn if in_loop else self.wake_up)
-
-    def _wake_thread(self) -> None:
-        self._woken.set()
-        with self._starting:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._loop, name="redislock-starter", daemon=True)
-                self._thread.start()
 
     def _loop(self) -> None:
         pause = math.inf
