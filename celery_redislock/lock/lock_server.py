@@ -23,7 +23,7 @@ from celery_redislock.connection.connect import command_time
 from celery_redislock.connection.outage import Outage
 from celery_redislock.connection.pool import Wake
 from celery_redislock.connection.store import LockStore
-from celery_redislock.errors import LockConfigError, LockInfo, LockUnavailable
+from celery_redislock.errors import LockConfigError, LockUnavailable
 from celery_redislock.hold.held_lock import TRUSTED, HeldLock
 from celery_redislock.hold.keeper import Keeper
 from celery_redislock.line import lines
@@ -126,7 +126,12 @@ class LockServer:
         if conflict is None or (timeout is not None and timeout <= 0):
             return conflict
         if running_loop() is not None:
-            raise _would_stop_the_loop(conflict.info(held.key))
+            raise LockConfigError(
+                f"the lock {held.key} is held by {conflict.info(held.key).who}, and waiting for it here would "
+                "block the asyncio event loop: use celery_redislock.asyncio or the task's alock_for(), or acquire and "
+                "release it in a thread, as with asyncio.to_thread(), or do not wait, with block_for=0 or "
+                "blocking=False"
+            )
         end = math.inf if timeout is None else time.monotonic() + timeout
         rank = conflict.rank or conflict.now or time.time_ns() // 1000
         while conflict is not None:
@@ -223,14 +228,6 @@ class BlockedCaller(Waiter):
         if self._error is not None and not self._is_called:
             raise LockUnavailable(self.key, self._error.reason)
         return self._is_called
-
-
-def _would_stop_the_loop(holder: LockInfo) -> LockConfigError:
-    return LockConfigError(
-        f"the lock {holder.key} is held by {holder.who}, and waiting for it here would block the asyncio event loop: "
-        "use celery_redislock.asyncio or the task's alock_for(), or acquire and release it in a thread, as with "
-        "asyncio.to_thread(), or do not wait, with block_for=0 or blocking=False"
-    )
 
 
 def servers_of(owner: Any) -> dict[int, LockServer]:

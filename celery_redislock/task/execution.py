@@ -275,6 +275,8 @@ class Execution:
     def _use_calls(self, lock: HeldLock, grant: Granted) -> None:
         """Replace the arguments of the run by those of the last call that it was given.
 
+        Warn if this worker makes another key of them than the publishers did.
+
         Raises:
             LockConfigError: The message's serializer makes a tuple of its positional arguments.
             Exception: As in `read_call`.
@@ -287,10 +289,6 @@ class Execution:
         args[:], newest = lock.calls[-1]
         kwargs.clear()
         kwargs.update(newest)
-        self._check_key(lock, args, kwargs)
-
-    def _check_key(self, lock: HeldLock, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Warn if this worker makes another key of a merged call's arguments than the publishers did."""
         key = self.plan.demand(args, kwargs).key
         if key != lock.key:
             text = "%s: this worker computes lock %s, but a merged call keeps its publisher's, %s. Are versions mixed?"
