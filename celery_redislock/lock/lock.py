@@ -132,7 +132,7 @@ class Lock(Handle):
         Raises:
             LockUnavailable: Redis did not answer, or refused the command.
         """
-        found = self._look()
+        found = LockServer.behind(self.redis).store.look(self.demand)
         return found is not None and len(found.holders) >= self.demand.capacity
 
     def owned(self) -> bool:
@@ -141,7 +141,7 @@ class Lock(Handle):
         Raises:
             LockUnavailable: Redis did not answer, or refused the command.
         """
-        return self._is_in(self._look())
+        return self._is_in(LockServer.behind(self.redis).store.look(self.demand))
 
     def __enter__(self) -> Self:
         """Acquire the key.
@@ -185,9 +185,6 @@ class Lock(Handle):
             if self.renew:  # even if the answer was lost: the next renewal may be due earlier now
                 LockServer.behind(self.redis).keeper.look_at(held)
         return True
-
-    def _look(self) -> Conflict | None:
-        return LockServer.behind(self.redis).store.look(self.demand)
 
 
 def _choose_token(server: LockServer, held: HeldLock, token: Token) -> bool:
