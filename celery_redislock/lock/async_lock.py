@@ -189,7 +189,7 @@ class Lock(Handle):
         entry: Entry | None = self._enter_again(here.server) if self.reentrant else None
         if entry is None:
             held = LockOfLoop(here, self._hold(), self.timeout or math.inf)
-            poll = self.sleep if sleep is None else sleep
+            poll = float(self.sleep if sleep is None else sleep)
             if (conflict := await here.take(held, timeout, poll=poll, fence=self._fence)) is not None:
                 return conflict
             entry = self._keep(here.server, held)

@@ -78,7 +78,7 @@ class Lock(Handle):
         capacity = self.demand.capacity
         if token is not None and capacity > 1:
             raise LockConfigError(f"lock {self.key}: a lock with limit = {capacity} takes no token from the caller")
-        given = None if token is None else Token.of(token)
+        given = None if token is None else Token.of(token if isinstance(token, bytes) else str(token))
         return self._acquire(sleep, self.patience(blocking, blocking_timeout), given) is None
 
     def release(self) -> None:
@@ -164,7 +164,7 @@ class Lock(Handle):
             self._set(entry, in_block)
             return None
         held = HeldLock(server.store, self._hold(), self.timeout or math.inf)
-        poll = self.sleep if sleep is None else sleep
+        poll = float(self.sleep if sleep is None else sleep)
         try:
             conflict = server.take(held, timeout, poll=poll, fence=self._fence)
             while conflict is None and token is not None and not _choose_token(server, held, token):

@@ -106,6 +106,12 @@ def test_a_lock_made_not_to_block_does_not(make):
     assert make(blocking=False).acquire(blocking=True, blocking_timeout=0.05) is False
 
 
+def test_a_pause_between_checks_that_is_no_number_is_an_error_of_its_caller(make):
+    make().acquire()
+    with pytest.raises((TypeError, ValueError)):
+        make(sleep="a moment").acquire(blocking_timeout=1)
+
+
 def test_a_block_releases_also_after_an_error(make, client):
     with make():
         assert client.exists(NAME)
@@ -188,11 +194,11 @@ def test_reacquire_gives_the_whole_timeout_again(make, client):
     assert 30_000 < client.pttl(NAME) <= 60_000
 
 
-@pytest.mark.parametrize("token", ["known", b"known", b"\xff\xfe", "two words", "a b 1 c d", "^sent"])
+@pytest.mark.parametrize("token", ["known", b"known", b"\xff\xfe", "two words", "a b 1 c d", "^sent", 5])
 def test_a_given_token_is_stored_as_it_is(make, client, token):
     lock = make(timeout=10)
     assert lock.acquire(token=token)
-    expected = token if isinstance(token, bytes) else token.encode()
+    expected = token if isinstance(token, bytes) else str(token).encode()
     assert client.get(NAME) == lock.local.token == expected
     assert lock.owned()
     assert lock.extend(5)
