@@ -13,6 +13,7 @@ from weakref import WeakSet
 
 import pytest
 from celery import Celery, _state
+from redis.exceptions import LockError
 
 from celery_redislock import Lock, LockConfigError, LockConflict, LockedTask, LockKeyError, locked
 from celery_redislock.protocol.names import keys_of
@@ -53,6 +54,28 @@ class TestBlock:
             other = Celery("other")
             assert _state.get_current_app() is other
         assert keys() == set()
+
+    def test_a_generator_that_ends_in_another_thread_needs_a_lock_that_any_thread_may_release(self, app, keys, tasks):
+        """As a response that FastAPI streams. With `locked`, the key ends with its lease."""
+
+        def stream(lock):
+            with lock:
+                yield "begins"
+                yield "ends"
+
+        def rest_elsewhere(begun):
+            with ThreadPoolExecutor(1, initializer=app.set_current) as another:
+                return another.submit(list, begun).result()
+
+        begun = stream(tasks.keyed.lock_for(7))
+        assert (next(begun), rest_elsewhere(begun)) == ("begins", ["ends"])
+        assert keys() == set()
+        begun = stream(locked("stock:7", lease=4.6))
+        assert next(begun) == "begins"
+        with pytest.raises(LockError, match="Cannot release a lock that's not owned"):
+            rest_elsewhere(begun)
+        del begun
+        wait_until(lambda: keys() == set(), "its lease has ended")
 
     def test_values_make_the_key_of_a_template(self):
         with locked("stock:{sku}", values={"sku": 7}) as lock:
