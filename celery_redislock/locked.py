@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast, overload
 
@@ -125,7 +126,7 @@ class Locked:
             raise LockConfigError(f"locked: {_name_of(function)} has no name to make a key from: pass a template")
         module, at = function.__module__, getattr(inspect.unwrap(function), "__globals__", {})
         if module in {"__main__", "__mp_main__"}:  # a script, or a child of it: by this name, others import it
-            module = getattr(at.get("__spec__"), "name", inspect.getmodulename(at.get("__file__") or "") or module)
+            module = getattr(at.get("__spec__"), "name", Path(at.get("__file__") or module).stem)
         name = f"{module}.{_name_of(function)}"
         signature, remedy = signature_of(function), "give locked() a template"
         makers = [KeyMaker(name, signature, None, one, remedy=remedy) for one in self._templates or (None,)]

@@ -1,6 +1,6 @@
 """LockStore: the verbs of the protocol, one method each. tests/model uses the same words.
 
-Every script is safe to send twice, so the store's sender resends a command after a lost connection. This module knows
+Every script is safe to send twice, so a store resends a command after a lost connection. This module knows
 nothing about Celery.
 """
 

@@ -363,7 +363,7 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
         def __getattr__(self, name: str) -> Any:
             """An option that is set neither on the task nor on a base: the value that applies."""
             plan = self._plan_in_use() if name in ATTRIBUTES and bind(self) else None
-            if plan is None:  # a mixin may know it; if not, raise its own error: a property may have raised that
+            if plan is None:  # a mixin may know it; if not, it may be a property, which raises its own error again
                 return getattr(super(), "__getattr__", super().__getattribute__)(name)
             return getattr(plan.options, name.removeprefix("lock_"))
 

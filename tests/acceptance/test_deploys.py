@@ -47,7 +47,7 @@ def test_a_permit_that_was_kept_for_a_retry_stays_where_the_limit_becomes_one(ve
     """It keeps nobody from the key: a lock with one holder has one permit."""
     (old, before), (new, after) = version("three_again"), version("three_again", lock_limit=1)
     first = start_worker(3, config=old)
-    results = [before.delay("k", number, 1, countdown=2.0) for number in range(3)]
+    results = [before.delay("k", number, 1, countdown=6.0) for number in range(3)]
     wait_until(lambda: sum(result.state == states.RETRY for result in results) == 3, "all are to be tried again")
     first.stop()
     start_worker(3, config=new)

@@ -783,10 +783,10 @@ class TestWhatFails:
         """As in a Cluster, where another node may answer for the other keys."""
 
         class TwoNodes(LockStore):
-            def __init__(self, sender):
-                super().__init__(sender)
+            def __init__(self, transport, outage_of):
+                super().__init__(transport, outage_of)
                 away = Outage()
-                self.outage_of = lambda key: away if key == "bad" else sender.outage_of(key)
+                self.outage_of = lambda key: away if key == "bad" else outage_of(key)
 
             def stand(self, demand, *args):
                 if demand.key == "bad":

@@ -11,8 +11,8 @@ from celery_redislock.connection.connect import connect
 from celery_redislock.connection.store import LockStore
 from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.names import Demand, keys_of
-from celery_redislock.protocol.replies import Granted, Renewed, Stopped
-from celery_redislock.protocol.scripts import Call, Numbered, Passed, Tag
+from celery_redislock.protocol.replies import Conflict, Granted, Renewed, Stopped
+from celery_redislock.protocol.scripts import Call, Claim, Numbered, Passed, Tag
 from promises import Promise
 from tests.lab.asking import Caller as Owner
 from tests.lab.servers import Valkey
@@ -205,6 +205,21 @@ class TestWhoIsAsked:
         for _ in range(2):
             owner = Owner(Demand(KEY), again)
             assert store.acquire(owner, 30.0, numbered=REPLACEABLE) == Stopped("newer")
+
+    def test_has_its_retry_wait_until_it_has_ended(self, asked, store):
+        retry = Owner(Demand(KEY), token("again", "older", retries=1))
+        assert isinstance(store.acquire(retry, 30.0, numbered=REPLACEABLE), Conflict)
+        assert store.send(commands.release(Demand(KEY), HELD.owner))
+        assert store.acquire(retry, 30.0, numbered=REPLACEABLE) == Stopped("newer")
+
+    def test_does_not_begin_again_though_it_has_kept_the_key_for_its_retry(self, asked, store, locks):
+        """A worker with other options of the task keeps it, in the middle of a deploy."""
+        kept = token("kept", "older", tokens.RESERVED, retries=1)
+        assert store.send(commands.hand_over(Demand(KEY), HELD, kept, 30.0))
+        assert locks.client.get(KEY) == kept.value
+        retry = Owner(Demand(KEY), token("again", "older", retries=1), claim=Claim(kept.nonce, 30.0))
+        assert store.acquire(retry, 30.0, numbered=REPLACEABLE) == Stopped("newer")
+        assert locks.client.get(KEY) is None
 
     def test_begins_again_for_a_call_that_is_newer_than_who_asked(self, asked, store, locks):
         """Its lock was lost, but it has retried itself, and newer calls were merged into the retry."""
