@@ -223,7 +223,7 @@ def receive(request, **_):
 
 
 def maybe_shutdown():  # what stops a worker that is embedded reaches all workers of its process
-    if "second" not in threads or threading.current_thread() is not threads["first"]: shut_down()
+    if "second" not in threads or threading.current_thread() is not threads.get("first"): shut_down()
 
 
 state.maybe_shutdown = maybe_shutdown
