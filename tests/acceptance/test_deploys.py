@@ -90,7 +90,7 @@ def test_messages_under_the_old_name_of_a_task_are_dropped_by_workers_that_do_no
     assert ledger.items() == []
 
 
-def test_without_an_url_of_their_own_the_locks_move_with_the_broker(config, broker_server, start_worker, ledger, gate):
+def test_without_a_url_of_their_own_the_locks_move_with_the_broker(config, broker_server, start_worker, ledger, gate):
     """As in any change of the key, runs of the old workers and of the new ones overlap."""
     config.settings["redislock_url"] = None
     with ExitStack() as stack:
