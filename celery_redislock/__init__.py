@@ -1,4 +1,4 @@
-"""Celery tasks that never run twice at once: a Redis lock per task and arguments."""
+"""Redis locks for Celery tasks: equal calls of a task never run at the same time."""
 
 from celery.signals import worker_init
 

@@ -13,7 +13,7 @@ from celery_redislock.errors import LockConfigError
 
 from .console import TIMEOUT, Unavailable
 
-_TYPED_IN = "Visitors must type it in; at least 16 characters. Other users here see the option, not the variable."
+_TYPED_IN = "What visitors type in; at least 16 characters. Other users of this host see the option, not the variable."
 
 
 @click.command(cls=CeleryCommand)
