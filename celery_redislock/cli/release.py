@@ -110,8 +110,8 @@ class WaitingLine:
         numbers = [len(messages) for messages in self._found.values() if messages]
         self.would_end = (
             f"{counted(sum(numbers), 'message')} in {counted(len(numbers), 'worker')} would end as REVOKED, each with"
-            " the rest of its chain and its chord. So would those published before now that come to wait within an"
-            " hour."
+            " the rest of its chain and its chord. So would messages published before now that come to wait within"
+            " the next hour."
         )
 
     def drop(self) -> int:
@@ -170,7 +170,7 @@ def _ask(question: str) -> None:
         Refused: The user declines, or there is no terminal.
     """
     if not sys.stdin.isatty():
-        raise Refused("Nothing was done: there is no terminal to confirm at. Add --yes to skip that.")
+        raise Refused("Nothing was done: there is no terminal to confirm at. Add --yes to go ahead without.")
     if not click.confirm(question):
         raise Refused("Nothing was done.")
 

@@ -36,7 +36,7 @@ def web(context: click.Context, host: str, port: int, token: str | None, read_on
             f'{error.name} is not installed; the page needs it: pip install "celery-redislock[web]"'
         ) from None
     if token is None and not is_loopback(host):
-        raise click.UsageError(f"--host {host} lets others in: set REDISLOCK_WEB_TOKEN to a token that they must know")
+        raise click.UsageError(f"--host {host} lets others in: set REDISLOCK_WEB_TOKEN to a token that they must enter")
     if token is not None and len(token) < SHORTEST:
         raise click.UsageError(f"the token has {len(token)} characters, and needs at least {SHORTEST}")
     app: Celery = context.obj.app

@@ -108,7 +108,7 @@ def is_ready(waiter: Waiter) -> bool:
     try:
         return waiter.is_ready()
     except BaseException:
-        logger.exception("could not check whether a waiter for the lock %s can start; it starts", shown(waiter.key))
+        logger.exception("could not check whether a waiter for lock %s can start; starting it", shown(waiter.key))
         return True
 
 

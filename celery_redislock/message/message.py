@@ -167,7 +167,7 @@ class Message:
     def _requeue(self, error: Exception, pause: float) -> NoReturn:
         """Have Celery put the unacked message back into the queue."""
         self.was_sent_back = True
-        text = "%s: has to wait, but its message could not be published for later (%s); the broker delivers it again"
+        text = "%s: must wait, but its message could not be republished (%s); the broker delivers it again"
         logger.warning(text, self.name, describe(error), extra=self.fields("not_sent_back"))
         time.sleep(min(pause, 1.0))  # otherwise the broker may redeliver the message at once, over and over
         raise Reject(describe(error), requeue=True) from None  # Celery logs it, with a traceback
@@ -181,6 +181,6 @@ class Message:
                 f"this run is lost: its message was acked and could not be published again for {keep_for:g} s "
                 f"({describe(error)})",
             ) from error
-        text = "%s: has to wait, but its message could not be published for later (%s); this process keeps trying"
+        text = "%s: must wait, but its message could not be republished (%s); this process keeps trying"
         logger.warning(text, self.name, describe(error), extra=self.fields("not_sent_back"))
         time.sleep(pause)

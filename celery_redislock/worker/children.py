@@ -206,7 +206,7 @@ def release_of_dead(run: Run) -> None:
         try:
             release(server.store)
         except LockUnavailable as error:
-            text = "%s: its process ended, but what it may hold is not released yet: %s; retried until the worker ends"
+            text = "%s: its process ended, but its lock may not be released yet: %s; retried until the worker ends"
             logger.warning(text, run.name, error, extra=run.fields("died", error.key))
             ttl = options.lease if run.reservation is None else max(options.lease, options.queue_ttl)
             server.keeper.later(error.key, time.monotonic() + ttl, release)

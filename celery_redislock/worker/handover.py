@@ -87,7 +87,7 @@ class Shutdown:
             steps = self._steps
             thread.join(LONGEST)
         if thread.is_alive():
-            logger.warning("the broker does not answer: it delivers the messages that wait in this worker again later")
+            logger.warning("the broker does not answer; it will redeliver the messages that wait in this worker")
 
     def _heard(self, sender: Any = None, **_: Any) -> None:
         """Handle `worker_shutting_down`, which Celery sends in an OS signal handler that interrupts the main thread."""

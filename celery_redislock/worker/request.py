@@ -283,7 +283,7 @@ class LockedRequest(Request):
         about = fields("died", task=task.name, task_id=self.id)
         which = run_named(task.name, self.id)
         if header.died >= MOST_DEATHS:
-            text = "%s: its process died before the task began, as %d others had; it fails with WorkerLostError"
+            text = "%s: its process died before the task began, as did %d before it; it fails with WorkerLostError"
             logger.error(text, which, header.died - 1, extra=about)
             return False
         logger.warning("%s: its process died before the task began; its message is delivered again", which, extra=about)

@@ -87,12 +87,12 @@ def publish(requests: Sequence[Request]) -> list[Request] | None:
         with confirmed(requests[0].task, refused) as producer:
             sent = [request for request in requests if _publish(request, producer)]
     except Exception as error:  # noqa: BLE001 - each broker raises its own errors
-        logger.warning("could not publish the messages that wait in this worker again: %s", describe(error))
+        logger.warning("could not republish the messages that wait in this worker: %s", describe(error))
         return None
     if refused:
-        logger.warning("could not publish %d of the messages that wait in this worker again: %s", len(refused), REFUSED)
+        logger.warning("could not republish %d of the messages that wait in this worker: %s", len(refused), REFUSED)
     published = [request for request in sent if str(request.id) not in refused]
-    logger.info("published the messages that waited in this worker again: %d", len(published))
+    logger.info("republished the messages that waited in this worker: %d", len(published))
     return published
 
 

@@ -305,7 +305,7 @@ def test_a_message_whose_children_die_before_it_begins_fails_after_three_of_them
     assert isinstance(lost.result, WorkerLostError)
     wait_until(lambda: body.state == states.FAILURE, "the chord's body has failed")
     assert worker.output().count("its process died before the task began") == 3
-    assert "its process died before the task began, as 2 others had; it fails" in worker.output()
+    assert "its process died before the task began, as did 2 before it; it fails" in worker.output()
     assert tasks.work.delay("k", "next").get(timeout=PATIENCE) == "next"
     assert worker.process.poll() is None
     nothing_is_left()

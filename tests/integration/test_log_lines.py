@@ -205,7 +205,7 @@ class TestOutage:
         app.conf.broker_transport_options = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
         deliver(app, task(acks_late=True).name, "k")
         *_, said = ours()
-        assert "task lab.lines[id]: has to wait, but its message could not be published for later (Op" in said
+        assert "task lab.lines[id]: must wait, but its message could not be republished (Op" in said
         assert said.endswith("); the broker delivers it again")
         assert not [line for line in ours() if re.search(r"\.[.;:,)]", line)]
         assert caplog.text.count("Traceback (most recent call last)") == 1  # by Celery, for each Reject

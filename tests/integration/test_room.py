@@ -763,7 +763,7 @@ class TestWhatFails:
         assert bad.comes()
         take_turn(store, holder, room)
         assert good.comes()
-        assert "can start; it starts" in log.text
+        assert "can start; starting it" in log.text
 
     def test_a_key_that_the_server_refuses_to_look_at_costs_the_others_nothing(self, room, running, store, client):
         """As where somebody has stored something else in its line, or where the user has no right to it."""
