@@ -103,7 +103,8 @@ def store_revoked(task: Task[..., Any], request: Context, text: str) -> None:
     A bare `Ignore` would leave callers waiting. Celery's `mark_as_revoked` would leave the rest of a chain waiting. Its
     `mark_as_failure` leaves only a group that ends the chain.
     """
-    is_stored, error = not ignores_result(task, request), TaskRevokedError(text)
+    is_stored = not ignores_result(task, request) or bool(task.store_errors_even_if_ignored)
+    error = TaskRevokedError(text)
     task.backend.mark_as_failure(
         str(request.id), error, request=request, store_result=is_stored, call_errbacks=False, state=states.REVOKED
     )

@@ -122,6 +122,20 @@ def test_links_and_ignored_results_end_as_the_policy_says(tasks, app, start_work
     assert overlaps(ledger) == []
 
 
+@pytest.mark.parametrize("policy", ERRORS)
+def test_a_step_whose_result_is_ignored_ends_its_chain_where_errors_are_stored_all_the_same(
+    config, tasks, start_worker, policy
+):
+    config.settings["task_store_errors_even_if_ignored"] = True
+    start_worker(1)
+    task = getattr(tasks, f"on_{policy}")
+    with task.lock_for("k"):
+        last = chain(task.si("k", "duplicate").set(ignore_result=True), tasks.plain.si()).apply_async()
+        with pytest.raises(ERRORS[policy]):
+            last.get(timeout=PATIENCE)
+    assert last.parent.state == ENDS[policy][0]
+
+
 def overlaps(ledger):
     return [pair for pair in ledger.overlaps() if pair[0].key != "plain"]  # which has no lock
 
@@ -236,8 +250,7 @@ class TestJoin:
         assert ledger.items() == ["holder", "holder"]
 
     def test_it_runs_in_the_place_of_a_holder_that_died_without_an_outcome(self, config, start_worker, ledger):
-        from tests.lab.app import make_app
-
+        
         config.settings["redislock_lease"] = 5
         app = make_app(config)
         task = app.tasks["lab.on_join"]
