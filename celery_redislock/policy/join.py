@@ -6,7 +6,7 @@ Outcome: how another task ended, according to the result backend.
 from __future__ import annotations
 
 import logging
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from enum import Enum, auto
 from typing import Any, NamedTuple, NoReturn
 
@@ -196,7 +196,7 @@ def has_ended(task: Task[..., Any], holder: LockInfo, *, cools_down: bool) -> bo
         return False
     if cools_down and meta["status"] == states.SUCCESS and holder.state in RUNNING and holder.task == task.name:
         return False
-    done = moment_of(meta.get("date_done"))
+    done = moment_of(meta.get("date_done"), task.app.timezone)
     # A result older than the lock belongs to an earlier run under the same id. Both times come from the clock of the
     # holder's host. For a reservation, `since` comes from the publisher's clock and `done` from a worker's.
     return done is None or holder.since is None or done >= holder.since
@@ -215,10 +215,13 @@ def joined_of(children: Any) -> str | None:
     return None
 
 
-def moment_of(value: Any) -> datetime | None:
-    """When a task ended, from the date in its result; None if the result has no valid date."""
+def moment_of(value: Any, zone: tzinfo = UTC) -> datetime | None:
+    """When a task ended, from the date in its result; None if the result has no valid date.
+
+    A date without a zone is in UTC or, from a database, in the app's `zone`: then the later of the two.
+    """
     try:
         moment = value if isinstance(value, datetime) else datetime.fromisoformat(value)
     except (TypeError, ValueError):
         return None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return moment if moment.tzinfo else max(moment.replace(tzinfo=UTC), moment.replace(tzinfo=zone))

@@ -12,6 +12,7 @@ from celery.exceptions import TaskRevokedError
 from celery_redislock import LockConflict
 from celery_redislock.policy.conflict import POLICIES
 from tests.conftest import on_every_broker
+from tests.lab.app import make_app
 from tests.lab.servers import wait_until
 from tests.lab.versions import BEFORE_5_7
 from tests.lab.workers import known
@@ -136,6 +137,20 @@ def test_a_step_whose_result_is_ignored_ends_its_chain_where_errors_are_stored_a
     assert last.parent.state == ENDS[policy][0]
 
 
+@pytest.mark.parametrize("zone", ["America/New_York", "Asia/Tokyo"])
+def test_who_has_a_result_from_a_database_and_calls_again_is_no_duplicate_wherever_the_app_is(
+    config, start_worker, tmp_path, ledger, zone
+):
+    pytest.importorskip("sqlalchemy")  # Celery stores a date in the app's zone; it comes back without one
+    config.backend, config.settings["timezone"] = f"db+sqlite:///{tmp_path / 'results'}", zone
+    start_worker(2)
+    task = make_app(config).tasks["lab.lingers_skip"]
+    for item in range(8):
+        assert task.delay("k", item).get(timeout=PATIENCE, interval=0.005) == item
+    assert ledger.items() == [str(item) for item in range(8)]
+    assert overlaps(ledger) == []
+
+
 def overlaps(ledger):
     return [pair for pair in ledger.overlaps() if pair[0].key != "plain"]  # which has no lock
 
@@ -250,7 +265,8 @@ class TestJoin:
         assert ledger.items() == ["holder", "holder"]
 
     def test_it_runs_in_the_place_of_a_holder_that_died_without_an_outcome(self, config, start_worker, ledger):
-        
+        from tests.lab.app import make_app
+
         config.settings["redislock_lease"] = 5
         app = make_app(config)
         task = app.tasks["lab.on_join"]

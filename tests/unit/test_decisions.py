@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any, get_args
 
 import pytest
@@ -311,6 +311,13 @@ def test_a_date_without_a_zone_is_utc_and_what_is_no_date_is_none() -> None:
     assert [moment_of(one) for one in (noon, noon.replace(tzinfo=None), noon.isoformat())] == [noon] * 3
     assert moment_of("2026-11-27T14:00:00+02:00") == noon
     assert [moment_of(one) for one in (None, "", "soon", 7)] == [None] * 4
+
+
+@pytest.mark.parametrize(("hours", "later"), [(-5, 5), (0, 0), (9, 0)])
+def test_a_date_without_a_zone_is_the_later_of_utc_and_the_apps_zone(hours: int, later: int) -> None:
+    noon, zone = datetime(2026, 11, 27, 12, tzinfo=UTC), timezone(timedelta(hours=hours))
+    assert moment_of(noon.replace(tzinfo=None), zone) == noon + timedelta(hours=later)
+    assert moment_of(noon.isoformat(), zone) == noon
 
 
 def test_the_children_of_a_result_name_the_task_that_its_run_has_joined() -> None:
