@@ -265,8 +265,6 @@ class TestJoin:
         assert ledger.items() == ["holder", "holder"]
 
     def test_it_runs_in_the_place_of_a_holder_that_died_without_an_outcome(self, config, start_worker, ledger):
-        from tests.lab.app import make_app
-
         config.settings["redislock_lease"] = 5
         app = make_app(config)
         task = app.tasks["lab.on_join"]
