@@ -243,7 +243,7 @@ def source_of(conf: Any) -> Source:
             # Use only the first of several brokers: locks on two servers do not exclude each other.
             url = url.split(";")[0] if kind_of(url) == "standalone" else url
             transport_options = conf.get(OPTIONS_SETTINGS[setting]) or {}
-            options = _login(conf, url) if setting == "result_backend" else {}
+            options = _login(conf, setting, url)
             if kind_of(url) == "sentinel":
                 options |= {name: value for name, value in transport_options.items() if name in _OF_SENTINELS}
             options |= _of_tls(conf.get(use_ssl))
@@ -255,12 +255,14 @@ def source_of(conf: Any) -> Source:
     )
 
 
-def _login(conf: Any, url: str) -> dict[str, Any]:
-    """The login that Celery's settings for a result backend have, which is not in its URL."""
-    names = ("username", "password", "host", "port") if kind_of(url) == "standalone" else ("username", "password")
-    login = {name: conf.get(f"redis_{name}") for name in names}
-    login["credential_provider"] = conf.get("redis_backend_credential_provider")
-    return {name: value for name, value in login.items() if value is not None}
+def _login(conf: Any, setting: str, url: str) -> dict[str, Any]:
+    """The login that Celery's settings for a server have beside its URL. A broker's host is always in the URL."""
+    names = {name: f"redis_{name}" for name in ("username", "password", "host", "port")}
+    names["credential_provider"] = "redis_backend_credential_provider"
+    if setting == "broker_url":
+        names = {"username": "broker_user", "password": "broker_password", "port": "broker_port"}
+    without = () if url.split("://")[0] in ("redis", "rediss", "valkey", "valkeys") else ("host", "port")
+    return {name: value for name, own in names.items() if name not in without and (value := conf.get(own))}
 
 
 def _of_tls(use_ssl: Any) -> Mapping[str, Any]:

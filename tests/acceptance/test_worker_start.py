@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from tests.conftest import in_pools
+from tests.lab.app import make_app
 from tests.lab.kinds import needs_one_server
-from tests.lab.servers import free_port, need_pool, running, wait_until
+from tests.lab.servers import Valkey, free_port, need_pool, running, wait_until
 from tests.lab.spawning import spawning_app
 from tests.lab.versions import BEFORE_5_7
 from tests.lab.workers import ROOT, kept, worker
@@ -38,6 +39,23 @@ def test_a_wrong_password_is_an_error_before_the_worker_is_ready(config, private
     wait_until(lambda: READY in worker.output(), "it is ready all the same")
     assert worker.output().index(line) < worker.output().index(READY)
     assert "hunter2" not in worker.output()
+
+
+@needs_one_server("its URL is another")
+def test_locks_on_the_broker_have_the_login_that_celery_has_for_it_beside_its_url(config, tmp_path, start_worker):
+    """`broker_user`, `broker_password` and `broker_port`: kombu takes what the URL does not say from them."""
+    with Valkey(tmp_path, free_port()).serve() as server:
+        server.client.execute_command("ACL", "SETUSER", "shop", "on", ">hunter2", "~*", "&*", "+@all")
+        server.client.execute_command("ACL", "SETUSER", "default", "off")
+        config.broker = "redis://127.0.0.1"
+        config.settings = {"broker_user": "shop", "broker_password": "hunter2", "broker_port": server.port}
+        config.settings["redislock_url"] = None
+        worker, app = start_worker(1), make_app(config)
+        assert f"locks on redis://shop@127.0.0.1:{server.port}/0" in worker.output()
+        assert lines_of(worker, "ERROR") == []
+        assert app.tasks["lab.job"].delay("k", "runs").get(timeout=20) == "runs"
+        assert "hunter2" not in worker.output()
+        app.close()
 
 
 def test_nobody_listens_there_is_a_warning_and_what_is_sent_runs_later(config, start_worker, tasks, ledger):
