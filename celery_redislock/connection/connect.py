@@ -153,7 +153,8 @@ def connect(url: str, options: Mapping[str, Any], setting: str = "redislock_url"
         return _client(where, _options(where, options))
     except ValueError:  # the error's message may contain a part of the URL
         raise LockConfigError(
-            f"{setting} or redislock_client_options cannot be parsed (not shown: they may hold a password)"
+            f"{setting} or redislock_client_options cannot be parsed (not shown: they may hold a password, whose "
+            "special characters must be percent-encoded: %2F for a slash)"
         ) from None
     except (TypeError, redis.RedisError) as error:
         problem = f"could not make a Redis client from {setting} and redislock_client_options: {describe(error)}"

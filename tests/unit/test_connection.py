@@ -116,6 +116,13 @@ def test_user_password_host_and_database_of_the_url_are_kept(url: str, expected:
     assert expected.items() <= kwargs_of(client_of(url)).items()
 
 
+@pytest.mark.parametrize("password", ["pass/word", "pass#word", "pass?word", "pass[word"])
+def test_a_password_that_must_be_encoded_is_refused_with_the_remedy_and_not_shown(password: str) -> None:
+    with pytest.raises(LockConfigError, match="must be percent-encoded: %2F for a slash") as refusal:
+        client_of(f"redis://:{password}@h/1")
+    assert "pass" not in str(refusal.value).replace("password", "")
+
+
 def test_client_options_reach_the_client() -> None:
     options = {"password": SECRET, "socket_timeout": 0.5, "health_check_interval": 7, "client_name": "locks"}
     assert options.items() <= kwargs_of(client_of("redis://h", **options)).items()
