@@ -358,9 +358,12 @@ def _refusals(values: Mapping[str, Any], name: Callable[[str], str]) -> Iterator
         for option, why in _not_with_several(values):
             given = "" if callable(values[option]) else f" = {values[option]!r}"
             yield f"{name(option)}{given} is not allowed with {which}: {why}"
-        count = len(values["key"] if isinstance(values["key"], list | tuple) else "1") + len(values["also"])
-        if count > MOST_KEYS or values["key"] in ([], ()):
-            yield f"lock_key and lock_also name {count} keys; a run has from 1 to {MOST_KEYS}"
+        keys, also = values["key"] if isinstance(values["key"], list | tuple) else [values["key"]], values["also"]
+        named = [*(Also(key, values["limit"]) for key in keys), *also]
+        if len(named) > MOST_KEYS or not keys:
+            yield f"lock_key and lock_also name {len(named)} keys; a run has from 1 to {MOST_KEYS}"
+        if twice := [one.key for one in also if any(one.key == other.key and one != other for other in named)]:
+            yield f"{name('also')} gives {short_repr(twice[0])} a second limit or rate: name another key for it"
     if values["fair"] is not None:
         refused = f"{name('fair')} = {values['fair']!r} is not allowed with"
         if scope != "run":
@@ -404,7 +407,9 @@ def _check_also(what: str, also: Also) -> None:
     _check(f"{what}.limit", also.limit, OPTIONS["limit"])
     _check(f"{what}.rate", also.rate, OPTIONS["rate"])
     if also.rate is not None and also.limit != 1:
-        raise LockConfigError(f"{what}: a rate with a limit is not allowed: use an Also of its own for each")
+        raise LockConfigError(
+            f"{what}: a rate with a limit is not allowed: use an Also for each, with a key of its own"
+        )
 
 
 def check_limit(what: str, limit: Any, *, fence: bool) -> int:

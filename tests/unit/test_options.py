@@ -714,7 +714,7 @@ ALSO = {"args": ["a"], "also": [Also("farm", limit=20)]}
         ({"also": [Also(7)]}, "lock_also[0].key = 7 is not allowed"),
         ({"also": [Also("farm", limit=0)]}, "lock_also[0].limit = 0 is not allowed; allowed: a whole number from 1"),
         ({"also": [Also("api", rate="often")]}, "lock_also[0].rate = 'often' is not allowed"),
-        ({"also": [Also("api", 2, "1/s")]}, "lock_also[0]: a rate with a limit is not allowed: use an Also of its own"),
+        ({"also": [Also("api", 2, "1/s")]}, "lock_also[0]: a rate with a limit is not allowed: use an Also for each"),
         (
             {"args": ["a"], "limit": 2, "scope": "job"},
             "lock_limit = 2 is not allowed with lock_scope = 'job', where only",

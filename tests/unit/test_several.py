@@ -112,6 +112,22 @@ class TestRefused:
         assert "name 9 keys" in refusal(args=["source"], also=[Also(f"k{n}") for n in range(8)])
         resolve_options("bank.transfer", {"key": [f"k{n}" for n in range(8)]}, {})
 
+    @pytest.mark.parametrize(
+        ("options", "key"),
+        [
+            ({"key": "a", "also": [Also("api", limit=5), Also("api", rate="5/m")]}, "api"),
+            ({"args": ["source"], "also": [Also("api", limit=5), Also("farm"), Also("api", limit=4)]}, "api"),
+            ({"key": ["a", "b:{source}"], "also": [Also("b:{source}", rate="5/m")]}, "b:{source}"),
+        ],
+    )
+    def test_a_key_with_a_second_limit_or_rate_which_would_have_no_effect(
+        self, options: dict[str, Any], key: str
+    ) -> None:
+        assert f"lock_also gives {key!r} a second limit or rate: name another key for it" in refusal(**options)
+
+    def test_a_key_that_is_named_twice_with_the_same_limit_counts_once(self) -> None:
+        resolve_options("bank.transfer", {"key": "a", "limit": 3, "also": [Also("a", limit=3), Also("a", limit=3)]}, {})
+
     @pytest.mark.parametrize("key", [["a", 7], [None], {"a"}, 7])
     def test_a_key_that_is_no_template(self, key: Any) -> None:
         assert "lock_key" in refusal(key=key)
@@ -131,7 +147,7 @@ class TestRefused:
             ([Also("farm", rate="often")], "lock_also[0].rate"),
             (
                 [Also("farm", 5, "5/m")],
-                "lock_also[0]: a rate with a limit is not allowed: use an Also of its own for each",
+                "lock_also[0]: a rate with a limit is not allowed: use an Also for each, with a key of its own",
             ),
         ],
     )
