@@ -208,18 +208,18 @@ class LockPlan:
             raise LockKeyError(f"{self.task}: a call needs {count} keys; a run may have {MOST_KEYS} at most")
         return (
             [self._limited(name, limit, rate, arguments) for name in names],
-            [self._limited(maker.name_of(arguments), one.limit, one.rate, arguments) for maker, one in self._also],
+            [self._limited(maker.name_of(arguments), *one[1:], arguments, "lock_also: ") for maker, one in self._also],
         )
 
     def completed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """Complete a call without changing its keys; see `KeyMaker.completed`."""
         return self.keys.completed(args, kwargs, self._others + [maker for maker, _ in self._also])
 
-    def _limited(self, name: str, limit: Any, rate: Any, arguments: Mapping[str, Any]) -> Demand:
+    def _limited(self, name: str, limit: Any, rate: Any, arguments: Mapping[str, Any], of: str = "lock_") -> Demand:
         key = redis_key(self._prefix, name)
         if rate is None:
-            return Demand(key, self._computed("limit", LIMIT, limit, arguments))
-        return Demand(key, *shares_of(self._computed("rate", RATE, rate, arguments)) or ())
+            return Demand(key, self._computed(f"{of}limit", LIMIT, limit, arguments))
+        return Demand(key, *shares_of(self._computed(f"{of}rate", RATE, rate, arguments)) or ())
 
     def demand_of_run(self, args: Sequence[Any], kwargs: Mapping[str, Any], rank: int) -> Demand:
         """What a run with these arguments asks for. Its message has this `rank`; 0 if it has none.
@@ -234,7 +234,7 @@ class LockPlan:
             return demand
         arguments = self.keys.bind(args, kwargs)
         group = self._group_of(arguments)
-        turn = round(TURN / self._computed("weight", WEIGHT, self.options.weight, arguments))
+        turn = round(TURN / self._computed("lock_weight", WEIGHT, self.options.weight, arguments))
         return demand._replace(share=Share(group, digest(group)[:DIGEST], turn, rank if rank >= FIRST_TURN else 0))
 
     def in_any_permit(self, key: str) -> Demand:
@@ -257,11 +257,11 @@ class LockPlan:
         except LockReplaced:  # raised in a body that publishes
             raise
         except Exception as error:
-            raise LockKeyError(f"{self.task}: lock_{option} raised {blame(error)}") from error
+            raise LockKeyError(f"{self.task}: {option} raised {blame(error)}") from error
         if not accepts(rule, made):
             is_number = type(made) is int or (type(made) is float and rule is WEIGHT)
             shown = made if is_number else f"a {type(made).__name__}"
-            raise LockKeyError(f"{self.task}: lock_{option} must return {rule.allowed}, not {shown}")
+            raise LockKeyError(f"{self.task}: {option} must return {rule.allowed}, not {shown}")
         return made
 
     def _origin(self, hostname: str | None, *, is_worker: bool = False) -> str:

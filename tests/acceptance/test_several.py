@@ -13,7 +13,7 @@ from celery.bin.base import CLIContext
 from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError, TimeLimitExceeded
 from click.testing import CliRunner
 
-from celery_redislock import LockConflict, LockLost, LockUnavailable, locked
+from celery_redislock import LockConflict, LockKeyError, LockLost, LockUnavailable, locked
 from celery_redislock.cli.commands import locks as group
 from celery_redislock.testing import busy
 from tests.acceptance.test_limits import IMPATIENT
@@ -465,6 +465,17 @@ class TestRates:
         wait_until(lambda: third.state == states.RETRY, "it waits for an hour")
         rates = {"redislock:{rate-a}", "redislock:{rate-b}"}
         wait_until(lambda: tasks.job_with_two_rates.lock_info(2).key in rates, "only a rate refuses it")
+
+
+def test_what_a_callable_of_lock_also_returns_is_refused_by_the_name_of_that_option(tasks, start_worker, locks):
+    start_worker(2)
+    for task, text in (
+        (tasks.job_with_wrong_limit, "lock_also: limit must return a whole number from 1 to 50, not a str"),
+        (tasks.job_with_wrong_rate, 'lock_also: rate must return "100/m"'),
+    ):
+        with pytest.raises(LockKeyError, match=text):
+            task.delay("a", "often").get(timeout=PATIENCE)
+    assert locks.held() == []
 
 
 class TestOutsideAWorker:

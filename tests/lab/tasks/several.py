@@ -93,6 +93,8 @@ def define(app: Celery, ledger: Ledger) -> None:
         ("job_of_customer", [Also("farm", limit=5)], "wait"),
         ("job_with_rate", [Also("api", rate=(5, 2.0))], "wait"),
         ("job_of_machine", [Also("machine:{item}")], "skip"),
+        ("job_with_wrong_limit", [Also("farm", limit=lambda call: call["item"])], "wait"),
+        ("job_with_wrong_rate", [Also("api", rate=lambda call: call["item"])], "wait"),
         ("job_with_two_rates", [Also("rate-a", rate="2/h"), Also("rate-b", rate=(1, 3.0))], "wait"),
     ):
 
