@@ -229,5 +229,8 @@ def _ids(ids: Iterable[str]) -> str:
 
 @functools.lru_cache(256)  # a process uses few different leases
 def _ms(seconds: float) -> str:
-    """Return `seconds` as the scripts read a time to live: in milliseconds; empty for a key that never expires."""
-    return "" if seconds == math.inf else str(max(1, int(seconds * 1000 + 1e-6)))
+    """Return `seconds` as the scripts read a time to live: in milliseconds; empty for a key that never expires.
+
+    A time of more than 30 years is cut: Redis refuses one that ends beyond its clock.
+    """
+    return "" if seconds == math.inf else str(max(1, int(min(seconds, 1e9) * 1000 + 1e-6)))

@@ -46,6 +46,14 @@ def for_a_minute(config):
 
 
 class TestCooldown:
+    def test_of_more_than_redis_can_count_is_one_of_thirty_years(self, tasks, start_worker, locks):
+        worker = start_worker(2)
+        assert tasks.cools_forever.delay("k", "first").get(timeout=10) == "first"
+        wait_until(lambda: tasks.cools_forever.lock_info("k").state == "cooling", "it cools down")
+        (key,) = locks.client.keys()
+        assert locks.client.ttl(key) == pytest.approx(1e9, abs=60)
+        assert "the lock server is unavailable" not in worker.output()
+
     @pytest.mark.usefixtures("for_a_minute")
     def test_a_duplicate_is_skipped_and_told_why(self, tasks, start_worker, ledger, locks):
         start_worker(2)

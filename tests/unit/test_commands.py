@@ -191,7 +191,8 @@ def test_what_a_script_could_not_compare_is_no_rank(rank):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "sent"), [(0.0, "1"), (0.0004, "1"), (0.002, "2"), (1.1, "1100"), (2.0019, "2001"), (4.6, "4600")]
+    ("seconds", "sent"),
+    [(0.0, "1"), (0.0004, "1"), (0.002, "2"), (1.1, "1100"), (2.0019, "2001"), (4.6, "4600"), (1e300, "1000000000000")],
 )
 def test_a_time_to_live_is_sent_in_whole_milliseconds_and_never_as_none_at_all(seconds, sent):
     assert commands.renew([(KEY, TOKEN, seconds)]).values == (OWNER, sent)

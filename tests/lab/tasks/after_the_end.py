@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from functools import partial
 from typing import Any
@@ -60,6 +61,12 @@ def define(app: Celery, ledger: Ledger) -> None:
     def lingering_job(key: Any, item: Any = "", fails: bool = False) -> Any:
         """As `lingers`, but unique from its publish on."""
         return lingers.run(key, item, fails)
+
+    @locked("cools_forever", lock_cooldown=sys.maxsize, lock_queue_ttl=1e300, lock_lease=1e15)
+    def cools_forever(key: Any, item: Any = "") -> Any:
+        """Its key cools down for longer than Redis can count."""
+        with ledger.run(key, item):
+            return item
 
     @locked("cooling_job", lock_scope="job", lock_cooldown=2.0)
     def cooling_job(key: Any, item: Any = "") -> Any:
