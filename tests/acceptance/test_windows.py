@@ -202,6 +202,19 @@ class TestAWindow:
         assert tasks.windowed.delay("k", "next").get(timeout=10) == "next"
         assert ledger.items() == ["next"]
 
+    @pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)
+    def test_stays_open_when_rabbitmq_drops_the_message_because_it_has_expired(
+        self, tasks, start_worker, is_open, locks
+    ):
+        first = tasks.windowed.apply_async(("k", "dropped"), expires=0.01)
+        start_worker(1)  # which takes longer than that
+        assert tasks.plain.delay("other").get(timeout=20) is not None
+        wait_until(lambda: locks.client.keys() == [window_of(tasks.windowed).encode()], "the key is free")
+        second = tasks.windowed.delay("k", "not sent")
+        assert (second.id, second.duplicate, second.state) == (first.id, True, "PENDING")
+        locks.client.delete(window_of(tasks.windowed))  # as the page says
+        assert tasks.windowed.delay("k", "next").get(timeout=10) == "next"
+
     def test_is_never_opened_by_a_message_that_could_not_be_sent(self, config, locks):
         config.broker = f"redis://127.0.0.1:{free_port()}/0"
         config.settings["broker_transport_options"] = NO_RETRIES
