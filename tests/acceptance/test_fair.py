@@ -219,6 +219,20 @@ def test_a_weight_that_is_none_fails_the_run_and_is_not_told(tasks, start_worker
     assert "secret" not in worker.output()
 
 
+def test_the_number_of_a_message_stays_when_the_line_has_run_empty_but_for_no_longer_than_a_day(
+    tasks, start_worker, locks
+):
+    start_worker(2)
+    with closed(tasks.by_turns):
+        results = [tasks.by_turns.delay("k", "AB"[number % 2], number) for number in range(20)]
+        wait_until(lambda: kept(tasks.by_turns.app) == 20, "they wait")
+    for result in results:
+        result.get(timeout=20)
+    wait_until(lambda: locks.client.keys() == [f"{KEY}:fair".encode()], "nothing else is left")
+    assert locks.client.zcard(f"{KEY}:fair") >= 20
+    assert 0 < locks.client.ttl(f"{KEY}:fair") <= 86_400
+
+
 def test_the_value_of_a_group_is_told_to_nobody_unless_a_template_shows_it(tasks, start_worker, locks):
     worker = start_worker(2)
     with closed(tasks.by_turns):
