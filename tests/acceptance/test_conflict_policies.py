@@ -132,6 +132,7 @@ def test_a_step_whose_result_is_ignored_ends_its_chain_where_errors_are_stored_a
     task = getattr(tasks, f"on_{policy}")
     with task.lock_for("k"):
         last = chain(task.si("k", "duplicate").set(ignore_result=True), tasks.plain.si()).apply_async()
+        wait_until(last.ready, "the chain has ended")
         with pytest.raises(ERRORS[policy]):
             last.get(timeout=PATIENCE)
     assert last.parent.state == ENDS[policy][0]
