@@ -257,11 +257,13 @@ def source_of(conf: Any) -> Source:
 
 def _login(conf: Any, setting: str, url: str) -> dict[str, Any]:
     """The login that Celery's settings for a server have beside its URL. A broker's host is always in the URL."""
+    is_of_one_host = url.split("://")[0] in ("redis", "rediss", "valkey", "valkeys")
     names = {name: f"redis_{name}" for name in ("username", "password", "host", "port")}
     names["credential_provider"] = "redis_backend_credential_provider"
-    if setting == "broker_url":
-        names = {"username": "broker_user", "password": "broker_password", "port": "broker_port"}
-    without = () if url.split("://")[0] in ("redis", "rediss", "valkey", "valkeys") else ("host", "port")
+    if setting == "broker_url":  # for a socket, kombu takes the login from the URL alone
+        has_login = is_of_one_host or kind_of(url) == "sentinel"
+        names = {"username": "broker_user", "password": "broker_password", "port": "broker_port"} if has_login else {}
+    without = () if is_of_one_host else ("host", "port")
     return {name: value for name, own in names.items() if name not in without and (value := conf.get(own))}
 
 

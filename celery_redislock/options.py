@@ -265,10 +265,10 @@ def resolve_options(
         what_counts = (values["args"], values["key"], values["limit"])
         is_same_work = what_counts == (None, None, 1) and values["scope"] != "queue" and values["fair"] is None
         values["on_conflict"] = "skip" if is_same_work else "wait"
-    for refusal in _refusals(values, lambda option: name_of(option, own, app_wide, prefix)):
-        raise LockConfigError(f"{task}: {refusal}")
     for number, one in enumerate(values["also"]):
         _check_also(f"{task}: {prefix}also[{number}]", one)
+    for refusal in _refusals(values, lambda option: name_of(option, own, app_wide, prefix)):
+        raise LockConfigError(f"{task}: {refusal}")
     if values["args"] is not None:
         values["args"] = tuple(values["args"])
     if isinstance(values["key"], list):
@@ -359,10 +359,11 @@ def _refusals(values: Mapping[str, Any], name: Callable[[str], str]) -> Iterator
             given = "" if callable(values[option]) else f" = {values[option]!r}"
             yield f"{name(option)}{given} is not allowed with {which}: {why}"
         keys, also = values["key"] if isinstance(values["key"], list | tuple) else [values["key"]], values["also"]
-        named = [*(Also(key, values["limit"]) for key in keys), *also]
+        named: list[tuple[Any, Any, Any]] = [(key, limit, None) for key in keys]
+        named += [(one.key, one.limit, shares_of(one.rate) or one.rate) for one in also]
         if len(named) > MOST_KEYS or not keys:
             yield f"lock_key and lock_also name {len(named)} keys; a run has from 1 to {MOST_KEYS}"
-        if twice := [one.key for one in also if any(one.key == other.key and one != other for other in named)]:
+        if twice := [key for key, *size in named if any(key == other and size != its for other, *its in named)]:
             yield f"{name('also')} gives {short_repr(twice[0])} a second limit or rate: name another key for it"
     if values["fair"] is not None:
         refused = f"{name('fair')} = {values['fair']!r} is not allowed with"

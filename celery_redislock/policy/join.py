@@ -218,10 +218,14 @@ def joined_of(children: Any) -> str | None:
 def moment_of(value: Any, zone: tzinfo = UTC) -> datetime | None:
     """When a task ended, from the date in its result; None if the result has no valid date.
 
-    A date without a zone is in UTC or, from a database, in the app's `zone`: then the later of the two.
+    A date without a zone is in UTC or, from some databases, in the app's `zone`: then the later of the two.
     """
     try:
         moment = value if isinstance(value, datetime) else datetime.fromisoformat(value)
     except (TypeError, ValueError):
         return None
-    return moment if moment.tzinfo else max(moment.replace(tzinfo=UTC), moment.replace(tzinfo=zone))
+    if moment.tzinfo:
+        return moment
+    # A zone of pytz has an interface of its own. In the hour that autumn repeats, the later one.
+    local = zone.localize(moment) if hasattr(zone, "localize") else moment.replace(tzinfo=zone, fold=1)
+    return max(moment.replace(tzinfo=UTC), local.astimezone(UTC))

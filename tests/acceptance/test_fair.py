@@ -114,7 +114,7 @@ def test_a_room_that_one_customer_has_filled_sends_back_the_last_of_its_messages
     task = tasks.by_turns
     with closed(task):
         flood = [task.delay("k", "A", number, 0.02) for number in range(25)]
-        wait_until(lambda: "published the messages" in worker.output(), "the room is full")
+        wait_until(lambda: "republished the messages" in worker.output(), "the room is full")
         few = [task.delay("k", "B", number, 0.02) for number in range(3)]
         wait_until(lambda: sum(one["id"] in {str(each) for each in few} for one in waiting(task.app)) == 3, "B waits")
         assert len(waiting(task.app)) <= 12

@@ -204,7 +204,7 @@ class TestFaults:
         result = tasks.dying_job.apply_async(("k",), queue="later")
         lock_proxy.refuse()
         app.control.add_consumer("later")
-        died = f"task lab.dying_job[{result.id}]: its process ended, but what it may hold is not released"
+        died = f"task lab.dying_job[{result.id}]: its process ended, but its lock may not be released"
         wait_until(lambda: died in worker.output(), "it has died")
         lock_proxy.mend()
         nothing_is_left()

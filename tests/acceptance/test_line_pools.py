@@ -44,7 +44,7 @@ def test_in_every_pool_customers_take_turns_and_a_full_room_sends_back_the_last(
     worker = start_worker(4, "-P", pool)
     with tasks.one_by_turns.lock_for("k"):
         results = [tasks.one_by_turns.delay("k", "A", number) for number in range(12)]
-        wait_until(lambda: "published the messages" in worker.output(), "the room is full")
+        wait_until(lambda: "republished the messages" in worker.output(), "the room is full")
         results += [tasks.one_by_turns.delay("k", "B", number) for number in range(2)]
         # One that is sent back waits anew, so lines are no count of messages.
         wait_until(lambda: len(who_waited(worker)) == 14, "each message has asked")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from amqp import NotFound
 from kombu import Exchange, Queue
@@ -111,7 +113,7 @@ def test_a_message_that_was_delivered_often_is_published_anew_before_rabbitmq_dr
     with tasks.work.lock_for("k"):
         worker = start_worker(1)
         wait_until(lambda: waiting_in(worker) == 2, "it was published anew, without a pause", 5)
-        wait_until(lambda: "waited in this worker again: 1" in worker.output(), "it says so: after it has published")
+        wait_until(lambda: "waited in this worker: 1" in worker.output(), "it says so: after it has published")
         later = tasks.work.delay("k", "later")
         wait_until(lambda: kept(app) == 2, "both wait")
         assert waiting_in(worker) == 3
@@ -126,7 +128,7 @@ def test_messages_that_were_delayed_are_handed_over_when_their_worker_stops(app,
         waiting = [tasks.work.apply_async(("k", seconds), countdown=seconds) for seconds in (1, 2, 4)]
         wait_until(lambda: kept(app) == 3, "all wait", 20)
         worker.stop()
-    assert "could not publish" not in worker.output()
+    assert not re.search("could not (re)?publish", worker.output())
     start_worker(1)
     assert [result.get(timeout=20) for result in waiting] == [1, 2, 4]
     assert ledger.items() == ["1", "2", "4"]
@@ -145,7 +147,7 @@ def test_a_message_of_a_queue_that_is_bound_by_a_pattern_goes_back_to_it_and_no_
         waiting = [tasks.work.apply_async(("k", number), **route) for number in range(3)]
         wait_until(lambda: kept(app) == 3, "all wait")
         worker.stop()
-    assert "could not publish" not in worker.output()
+    assert not re.search("could not (re)?publish", worker.output())
     start_worker(1)
     consume_from(app, **queue)
     assert [result.get(timeout=20) for result in waiting] == [0, 1, 2]
@@ -216,7 +218,7 @@ def test_what_is_sent_back_with_a_pause_goes_to_no_queue_with_a_similar_name(app
             wait_until(lambda: worker.output().count("no room for more") >= 2, "it is sent back")
         assert result.get(timeout=15) == "sent back"
         assert connection.default_channel.queue_declare(config.queue, passive=True).message_count == 0
-    assert "could not be published" not in worker.output()
+    assert not re.search("could not be (re)?published", worker.output())
 
 
 def test_a_broker_that_is_silent_when_a_queue_is_bound_does_not_hold_up_what_is_sent_back(

@@ -9,7 +9,7 @@ import pytest
 from tests.lab.servers import wait_until
 from tests.lab.workers import consume_from, kept
 
-LEFT = re.compile(r"waited in this worker again: (\d+)")
+LEFT = re.compile(r"waited in this worker: (\d+)")
 
 pytestmark = pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)
 

@@ -170,7 +170,7 @@ def test_a_body_that_only_its_own_serializer_can_carry_stays_in_it(config, start
         result = task.apply_async(("k", {"a", "set"}), serializer="yaml")
         wait_in_line(worker, result)
     assert result.get(timeout=20) == "told"
-    assert "could not be published" not in worker.output()
+    assert "could not be republished" not in worker.output()
     app.close()
 
 

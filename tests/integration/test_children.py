@@ -101,7 +101,7 @@ def test_where_the_lock_server_is_away_the_reservation_is_given_up_once_it_is_ba
     acquire(server.store, Demand(key), tokens.mint(claim, Attempt("id", 1, 0), ORIGIN, tokens.RESERVED), LEASE)
     lock_proxy.refuse()
     release_of_dead(run if has_asked else run._replace(waited_for=()))
-    (record,) = [record for record in log.records if "what it may hold is not released" in record.getMessage()]
+    (record,) = [record for record in log.records if "its lock may not be released" in record.getMessage()]
     assert "; retried until the worker ends" in record.getMessage()
     assert (record.redislock_event, record.redislock_key) == ("died", key)
     lock_proxy.mend()

@@ -432,7 +432,7 @@ def test_max_hold_counts_from_the_grant_and_not_from_the_wait(deliver, config, l
     released, ends = [], []
 
     def release_once_it_waits():
-        wait_until(lambda: "its message could not be published for later" in log.text, "it waits")
+        wait_until(lambda: "its message could not be republished" in log.text, "it waits")
         released.append(time.monotonic())
         lock.release()
 
@@ -542,7 +542,7 @@ def test_in_an_outage_of_the_broker_too_a_run_asks_again_until_it_has_its_lock(
     """Its message is acked, so nobody else has it."""
 
     def mend_once_it_waits():
-        wait_until(lambda: "its message could not be published for later" in log.text, "it waits")
+        wait_until(lambda: "its message could not be republished" in log.text, "it waits")
         lock_proxy.mend()
 
     lock_proxy.refuse()

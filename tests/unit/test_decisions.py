@@ -6,6 +6,7 @@ import json
 import pickle
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any, get_args
+from zoneinfo import ZoneInfo
 
 import pytest
 from celery import Celery
@@ -318,6 +319,13 @@ def test_a_date_without_a_zone_is_the_later_of_utc_and_the_apps_zone(hours: int,
     noon, zone = datetime(2026, 11, 27, 12, tzinfo=UTC), timezone(timedelta(hours=hours))
     assert moment_of(noon.replace(tzinfo=None), zone) == noon + timedelta(hours=later)
     assert moment_of(noon.isoformat(), zone) == noon
+
+
+def test_a_date_of_the_hour_that_autumn_repeats_is_the_later_one_and_a_zone_of_pytz_is_understood() -> None:
+    pytz = pytest.importorskip("pytz")
+    for zone in (ZoneInfo("America/New_York"), pytz.timezone("America/New_York")):
+        assert moment_of(datetime(2026, 11, 1, 1, 30), zone) == datetime(2026, 11, 1, 6, 30, tzinfo=UTC)
+        assert moment_of(datetime(2026, 7, 1, 8), zone) == datetime(2026, 7, 1, 12, tzinfo=UTC)
 
 
 def test_the_children_of_a_result_name_the_task_that_its_run_has_joined() -> None:

@@ -125,8 +125,10 @@ class TestRefused:
     ) -> None:
         assert f"lock_also gives {key!r} a second limit or rate: name another key for it" in refusal(**options)
 
-    def test_a_key_that_is_named_twice_with_the_same_limit_counts_once(self) -> None:
+    def test_a_key_that_is_named_twice_with_the_same_limit_or_rate_counts_once(self) -> None:
         resolve_options("bank.transfer", {"key": "a", "limit": 3, "also": [Also("a", limit=3), Also("a", limit=3)]}, {})
+        same = [Also("api", rate="5/m"), Also("api", rate=(5, 60))]
+        resolve_options("bank.transfer", {"args": ["source"], "also": same}, {})
 
     @pytest.mark.parametrize("key", [["a", 7], [None], {"a"}, 7])
     def test_a_key_that_is_no_template(self, key: Any) -> None:

@@ -105,6 +105,23 @@ def test_the_result_backends_user_and_password_may_stand_beside_its_url(client: 
 
 
 @pytest.mark.parametrize(
+    ("url", "login"),
+    [
+        ("redis://h", ("shop", SECRET, 6390)),
+        ("redis://own:pw@h:7000", ("own", "pw", 7000)),
+        ("redis+socket:///run/r.sock", (None, None, None)),
+    ],
+)
+def test_the_brokers_login_may_stand_beside_its_url_except_that_of_a_socket(
+    client: Callable[..., Any], url: str, login: tuple[Any, ...]
+) -> None:
+    """As in kombu."""
+    made = client(broker_url=url, broker_user="shop", broker_password=SECRET, broker_port=6390)
+    kwargs = made.connection_pool.connection_kwargs
+    assert tuple(kwargs.get(name) for name in ("username", "password", "port")) == login
+
+
+@pytest.mark.parametrize(
     ("settings", "keyprefix"),
     [
         ({"broker_url": "redis://h", "broker_transport_options": {"global_keyprefix": "shop:"}}, "shop:"),

@@ -262,7 +262,7 @@ def program(scene: Scene) -> Callable[..., subprocess.CompletedProcess[str]]:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--host", "0.0.0.0"], "set REDISLOCK_WEB_TOKEN to a token that they must know"),  # noqa: S104
+        (["--host", "0.0.0.0"], "set REDISLOCK_WEB_TOKEN to a token that they must enter"),  # noqa: S104
         (["--token", "short"], "the token has 5 characters, and needs at least 16"),
         (["--host", "192.0.2.1", "--token", "x" * 16], "cannot listen on 192.0.2.1:0"),
     ],
