@@ -26,9 +26,9 @@ from .header import HEADER, Header
 
 #: The name of the request's attribute, and of the entry in its dict, that holds the `Delivery` as a tuple.
 DELIVERY = "redislock_delivery"
-#: Called with the delivery's nonce when a run begins and its message must be acked. A worker adds its own function
-#: before it forks its children.
-ON_BEGIN: list[Callable[[str], None]] = []
+#: Called with the delivery's nonce when a run begins, or `exits`, and its message must be acked. A worker adds its own
+#: function before it forks its children.
+ON_BEGIN: list[Callable[..., None]] = []
 #: A child's report is a nonce, the length of a key, and the key. These are the sizes of the first two, in bytes.
 _NONCE, _SIZE = 22, 4
 #: A write of up to this many bytes to a pipe succeeds or fails as a whole, so the reports of two children never mix.

@@ -104,11 +104,11 @@ def _run_by_tracer(task: Task[..., Any]) -> list[Any]:
     return run
 
 
-def _report_begin(delivery: Delivery | None) -> None:
-    """Tell the worker's main process that a run begins, so that it acks a message that is acked early."""
+def _report_begin(delivery: Delivery | None, *, exits: bool = False) -> None:
+    """Tell the worker's main process that a run begins, or exits, so that it acks a message that is acked early."""
     if delivery is not None and delivery.acks_at_begin:
         for report_begin in ON_BEGIN:
-            report_begin(delivery.nonce)
+            report_begin(delivery.nonce, exits=exits)
 
 
 def report(task: Task[..., Any], request: Context, error: Exception) -> None:
@@ -158,9 +158,11 @@ def set_tracer(task: Any, trace: Callable[..., Any] | None) -> None:
                 # Several: before_start has called super() again after an error. Only the last may hold the key.
                 for one in reversed(run[1:]):
                     _end(one, state)
-                if len(run) == 1 and request and not is_sent_on and not is_requeued(task, error or sys.exception()):
-                    if state == states.SUCCESS:  # by `worker_deduplicate_successful_tasks`, or without a lock
-                        _report_begin(Delivery.of(Context({**request})))
+                exits = type(ended_by := sys.exception()) in {SystemExit, KeyboardInterrupt}  # not WorkerTerminate
+                # SUCCESS without a run is that of `worker_deduplicate_successful_tasks`, or of one without a lock.
+                if request and (exits or (len(run) == 1 and state == states.SUCCESS)):
+                    _report_begin(Delivery.of(Context({**request})), exits=exits)
+                if len(run) == 1 and request and not is_sent_on and not is_requeued(task, error or ended_by):
                     _give_up(task, Header.read(request.get(HEADER)), request)  # it ended before it asked for the key
             except Exception:  # the task's own outcome stands
                 key = run[1].key if len(run) > 1 else None

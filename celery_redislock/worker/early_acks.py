@@ -93,11 +93,11 @@ class EarlyAcks:
         self.read()
         self._forget(nonce)
 
-    def report_begin(self, nonce: str) -> None:
-        """Report to the main process that the run of the delivery `nonce` begins. Called in the run's process."""
+    def report_begin(self, nonce: str, *, exits: bool = False) -> None:
+        """Report to the main process that the run of the delivery `nonce` begins, or exits. Called in its process."""
         if self._main == os.getpid():
             self._begun(nonce)
-        elif self.reader is not None:
+        elif self.reader is not None and not exits:  # the main process hears of the exit of a child
             os.write(self._writer, nonce.encode())
 
     def read(self, **_: Any) -> None:

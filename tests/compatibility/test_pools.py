@@ -134,6 +134,18 @@ def test_system_exit_gives_the_key_back_and_who_waits_has_its_turn(tasks, start,
     assert ledger.items() == ["exit", "success"]
 
 
+@in_pools_of_many
+@pytest.mark.parametrize("name", ["exits_early", "exits_early_unlocked"])
+def test_system_exit_before_the_run_begins_costs_the_worker_no_prefetch(app, start, nothing_is_left, name):
+    """As with a plain task: Celery calls nothing that would ack it, and a few of these would fill the window."""
+    start(2)
+    task = app.tasks[f"lab.{name}"]
+    for _ in range(4):
+        task.delay("exit")
+    assert task.delay("runs").get(timeout=20) == "runs"
+    nothing_is_left()
+
+
 @pytest.mark.parametrize("pool", GREEN_POOLS)
 def test_a_greenlet_that_is_terminated_frees_its_key(tasks, app, start, ledger, running):
     start(2)

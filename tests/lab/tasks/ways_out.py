@@ -65,6 +65,13 @@ def define(app: Celery, ledger: Ledger) -> None:
         with ledger.run("unhooked"):
             pass
 
+    for name, base in {"exits_early": _ExitingHook, "exits_early_unlocked": _PlainExitingHook}.items():
+
+        @locked(name, base=base, ignore_result=False)
+        def exits_early(how: str) -> str:
+            """Its own before_start exits before it calls super()."""
+            return how
+
     for policy in ("skip", "wait", "raise", "join"):
 
         @locked(f"swallowing_{policy}", lock_key="swallowing", lock_on_conflict=policy, base=_SwallowingHook)
@@ -91,6 +98,19 @@ def define(app: Celery, ledger: Ledger) -> None:
 class _FailingHook(LockedTask):
     def after_return(self, *args: Any) -> None:
         raise RuntimeError("the user's own hook fails")
+
+
+class _PlainExitingHook(Task):
+    abstract = True
+
+    def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+        if args == ["exit"]:
+            raise SystemExit(1)
+        super().before_start(task_id, args, kwargs)
+
+
+class _ExitingHook(_PlainExitingHook, LockedTask):
+    pass
 
 
 class _SwallowingHook(LockedTask):
