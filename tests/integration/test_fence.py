@@ -59,6 +59,16 @@ def test_it_grows_although_the_clock_went_back(make, client):
     assert fences(make, 2) == [ahead + 1, ahead + 2]
 
 
+@pytest.mark.parametrize("value", ["nonsense", "nan", "inf", "-inf", "1e300", "1e18", str(2**53), str(10**20), "-1"])
+def test_it_grows_by_the_clock_although_the_counter_is_damaged(make, client, value):
+    client.set(COUNTER, value)
+    now = int(time.time()) * 10**6
+    taken = fences(make, 3)
+    assert taken == sorted(set(taken))
+    assert now <= taken[0] < now + 3600 * 10**6
+    assert int(client.get(COUNTER)) == taken[-1]
+
+
 def test_it_grows_although_the_counter_was_lost(make, client):
     (first,) = fences(make)
     client.delete(COUNTER)

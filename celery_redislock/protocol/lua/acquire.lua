@@ -253,7 +253,7 @@ local last = false
 if fence then
   -- A fence is greater than every earlier one, even if the key with the last one has expired or was deleted: it is the
   -- server's clock in microseconds, and no holder follows another within the same microsecond.
-  last = tonumber(redis.call('GET', fence))
+  last = sound(redis.call('GET', fence), 2 ^ 53 - 1)  -- greater numbers are not exact
   if not (mine and last) then
     last = math.max(now(), (last or 0) + 1)
     redis.call('SET', fence, whole(last), 'EX', 86400)
