@@ -207,6 +207,19 @@ def test_a_key_of_another_program_is_released_only_by_those_who_say_that_they_kn
     assert not locks.client.exists("counter")
 
 
+@pytest.mark.parametrize("kind", ["", ":line"])
+def test_where_something_else_is_stored_a_release_names_the_key_and_what_to_do(cli, locks, kind):
+    if kind:
+        origin = tokens.origin("w0@lab", "shop.bill")
+        locks.client.set("redislock:{a}", tokens.mint(tokens.mint_nonce(), None, origin).value, px=60_000)
+    locks.client.rpush(f"redislock:{{a}}{kind}", "not ours")
+    refused = cli("release", "redislock:{a}", "--yes")
+    assert refused.exit_code == 69
+    assert "redislock:{a}: ResponseError: WRONGTYPE" in refused.stderr
+    assert "another program uses this key, or one that begins with it" in refused.stderr
+    assert locks.client.lrange(f"redislock:{{a}}{kind}", 0, -1) == [b"not ours"]
+
+
 def test_a_key_that_is_not_utf_8_is_listed_and_not_released(cli, locks):
     locks.client.set(b"redislock:{\xff}", "4711")
     assert r"redislock:{\udcff}" in cli("list").stdout
