@@ -27,7 +27,7 @@ from celery_redislock.errors import describe
 from celery_redislock.message.republish import DEFAULT_VISIBILITY_TIMEOUT, Broker
 from celery_redislock.options import resolve_settings
 from celery_redislock.protocol import commands, tokens
-from celery_redislock.protocol.names import Demand, redis_key
+from celery_redislock.protocol.names import ALL_ROOMS, Demand, channel_of, redis_key
 from celery_redislock.protocol.scripts import Command, Reply
 from celery_redislock.task.plan import LockPlan
 
@@ -60,6 +60,9 @@ def try_lock_server(app: Celery) -> bool:
         connections = NodeConnections(client, 1) if isinstance(client, ClusterClient) else Connections(client)
         try:
             _try_out(connections.ask, Demand(redis_key(prefix, f"worker start:{tokens.mint_nonce()}")))
+            channel = channel_of(ALL_ROOMS, source.keyprefix)
+            if _if_allowed(lambda: servers_behind(client)[0].publish(channel, ""), None) is None:
+                logger.warning("no right to publish to %s: waiting messages start late, as a lease ends", channel)
             infos = _if_allowed(lambda: [node.info("default") for node in servers_behind(client)], [])
             warn_of_age(infos, where, setting)
             warn_of_eviction(infos, where)
