@@ -240,7 +240,7 @@ def test_one_line_tells_where_the_tasks_lock_and_shows_no_password(config, log):
     where = config.locks.replace("user:hunter2@", "user@")
     assert re.fullmatch(
         re.escape(f"{len(locked)} tasks take locks on {where}, with the prefix 'shop' and ")
-        + r"leases of \d\S* to \d+ s",
+        + r"leases of \d\S* to \d\S* s",
         line,
     )
 
