@@ -197,7 +197,7 @@ _PASSING: Mapping[tuple[type[BaseException], ...] | str, str] = {
     "WRONGTYPE": "another program uses this key, or one that begins with it: look with redis-cli TYPE, and delete it",
     (exceptions.ConnectionError,): "check {url} (rediss:// if it speaks TLS), and the server",
 }
-_OTHER = "check {url}: its scheme must match the server (one server, Sentinels, a Cluster), and its database must exist"
+_OTHER = "check {url}: its scheme must match the server (Sentinels, Cluster), its database exist, no command be renamed"
 
 
 def remedy_for(error: BaseException) -> tuple[int, str]:

@@ -70,6 +70,15 @@ def test_the_setting_that_names_the_server_is_named(said):
     assert (level, line.count("check broker_url")) == (logging.WARNING, 1)
 
 
+@pytest.mark.parametrize("command", ["EVALSHA", "TIME"])
+def test_a_command_that_is_renamed_is_one_of_the_remedies(said, tmp_path, command):
+    with Valkey(tmp_path, options=["--rename-command", command, "secret"]).serve() as server:
+        level, line = said(redislock_url=server.url())
+    assert level == logging.ERROR
+    assert "nknown command" in line
+    assert "no command be renamed" in line
+
+
 class TestSentinels:
     def test_right_ones_are_left_without_a_connection(self, config, watching, caplog):
         config.locks = f"sentinel://127.0.0.1:{watching}"
