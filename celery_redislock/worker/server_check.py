@@ -62,7 +62,7 @@ def try_lock_server(app: Celery) -> bool:
             _try_out(connections.ask, Demand(redis_key(prefix, f"worker start:{tokens.mint_nonce()}")))
             channel = channel_of(ALL_ROOMS, source.keyprefix)
             if _if_allowed(lambda: servers_behind(client)[0].publish(channel, ""), None) is None:
-                logger.warning("no right to publish to %s: waiting messages start late, as a lease ends", channel)
+                logger.warning("no right to publish to %s: waiting messages may start only when a lease ends", channel)
             infos = _if_allowed(lambda: [node.info("default") for node in servers_behind(client)], [])
             warn_of_age(infos, where, setting)
             warn_of_eviction(infos, where)
@@ -197,7 +197,10 @@ _PASSING: Mapping[tuple[type[BaseException], ...] | str, str] = {
     "WRONGTYPE": "another program uses this key, or one that begins with it: look with redis-cli TYPE, and delete it",
     (exceptions.ConnectionError,): "check {url} (rediss:// if it speaks TLS), and the server",
 }
-_OTHER = "check {url}: its scheme must match the server (Sentinels, Cluster), its database exist, no command be renamed"
+_OTHER = (
+    "check {url}: its scheme must match the server (one server, Sentinels, a Cluster), its database must exist, and "
+    "the server must not rename commands"
+)
 
 
 def remedy_for(error: BaseException) -> tuple[int, str]:

@@ -214,7 +214,7 @@ def test_what_a_database_and_health_checks_need_besides(server, config, right, u
 @pytest.mark.parametrize("right", ["+publish", "&redislock:room:*"])
 def test_a_worker_whose_user_may_not_publish_says_so_at_its_start(server, config, start_worker, right):
     """Nothing else tells it: a release whose wake-up is refused succeeds, and who waits may look much later."""
-    line = "no right to publish to redislock:room:all: waiting messages start late, as a lease ends"
+    line = "no right to publish to redislock:room:all: waiting messages may start only when a lease ends"
     assert line not in start_worker(1).output()
     server.execute_command("ACL", "SETUSER", "locks", "reset", *[rule for rule in RULES if rule != right])
     assert f"WARNING/MainProcess] {line}" in start_worker(1).output()

@@ -76,7 +76,7 @@ def test_a_command_that_is_renamed_is_one_of_the_remedies(said, tmp_path, comman
         level, line = said(redislock_url=server.url())
     assert level == logging.ERROR
     assert "nknown command" in line
-    assert "no command be renamed" in line
+    assert "must not rename commands" in line
 
 
 class TestSentinels:
