@@ -26,6 +26,11 @@ LOOK_EVERY = 0.1
 _random = random.SystemRandom()
 
 
+def at(host: str, port: int) -> str:
+    """Return where a server listens, as a URL spells it: with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 class ClusterClient:
     """Looks up, on first use, which node of a Cluster has which hash slot, and makes clients for the nodes.
 
@@ -59,7 +64,7 @@ class ClusterClient:
     @property
     def shown(self) -> str:
         """The nodes given to the constructor, as text for messages."""
-        return ",".join(f"{host}:{port}" for host, port in self.nodes)
+        return ",".join(at(*node) for node in self.nodes)
 
     def copy(self) -> ClusterClient:
         """Return a copy that knows the same hash slots but has its own connections, for instance after a fork."""

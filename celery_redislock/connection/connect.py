@@ -15,7 +15,7 @@ from redis.sentinel import Sentinel, SentinelManagedConnection, SentinelManagedS
 from celery_redislock.errors import LockConfigError, describe
 
 from .clients import DEFAULTS, FIXED, derive, time_outs
-from .cluster_client import ClusterClient
+from .cluster_client import ClusterClient, at
 from .redis_port import is_behind_sentinels, options_of, sentinels_of, try_to_connect
 
 Kind = Literal["standalone", "sentinel", "cluster"]
@@ -238,12 +238,12 @@ def address(client: redis.Redis | ClusterClient) -> str:
     pool: Any = client.connection_pool
     if is_behind_sentinels(client):
         asked = [options_of(one.connection_pool) for one in sentinels_of(client)]
-        hosts = ",".join(f"{one['host']}:{one['port']}" for one in asked)
+        hosts = ",".join(at(one["host"], one["port"]) for one in asked)
         return f"sentinel://{user}{hosts}/{db}?master_name={pool.service_name}"
     if options.get("path"):
         return f"unix://{user}{options['path']}?db={db}"
     scheme = "rediss" if issubclass(pool.connection_class, redis.SSLConnection) else "redis"
-    return f"{scheme}://{user}{options.get('host') or 'localhost'}:{options.get('port') or 6379}/{db}"
+    return f"{scheme}://{user}{at(options.get('host') or 'localhost', options.get('port') or 6379)}/{db}"
 
 
 def command_time(client: redis.Redis | ClusterClient) -> float:

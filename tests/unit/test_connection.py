@@ -15,7 +15,7 @@ from celery import Celery
 
 from celery_redislock import LockedTask
 from celery_redislock.app import Source, source_of
-from celery_redislock.connection.connect import command_time, connect, parse_address
+from celery_redislock.connection.connect import address, command_time, connect, parse_address
 from celery_redislock.errors import LockConfigError
 
 from .wire import SECRET
@@ -152,6 +152,19 @@ def test_the_url_cannot_change_what_the_store_relies_on(query: str) -> None:
     assert connection.encoder.decode_responses is False
     assert connection.encoder.encoding == "utf-8"
     assert int(connection.protocol) == 2
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://[::1]:6380/2",
+        "rediss://shop@[2001:db8::1]:6379/0",
+        "sentinel://[::1]:26379,h:26380/0?master_name=mymaster",
+        "redis+cluster://[::1]:7000,h:7001",
+    ],
+)
+def test_an_ipv6_address_keeps_its_brackets_in_messages(url: str) -> None:
+    assert address(connect(url, {})) == url
 
 
 WITHOUT_HIREDIS = """
