@@ -14,7 +14,7 @@ from celery_redislock.errors import LockInfo
 from celery_redislock.message.delivery import Delivery, Facts
 from celery_redislock.options import LockOptions
 from celery_redislock.protocol.scripts import Passed
-from celery_redislock.protocol.tokens import is_whole
+from celery_redislock.protocol.tokens import is_whole, known_as
 
 from .join import Join, join
 from .raise_ import Fail, refuse
@@ -182,4 +182,4 @@ def is_job(task: str, holder: LockInfo) -> bool:
     """Whether `holder` is a job of `task` whose result can be given to the caller."""
     # Other processes cannot read an eager run's result (`apply()`). Unlike a worker's name, its host contains no "@".
     has_a_result = holder.state in {"queued", "sending"} or "@" in (holder.hostname or "")
-    return holder.task == task and has_a_result and holder.task_id is not None and is_whole(holder.task_id)
+    return holder.task == known_as(task) and has_a_result and holder.task_id is not None and is_whole(holder.task_id)

@@ -22,7 +22,7 @@ from celery_redislock.message.republish import ignores_result
 from celery_redislock.options import LockOptions
 from celery_redislock.policy import Ended, Reason, Verdict
 from celery_redislock.protocol.replies import Conflict
-from celery_redislock.protocol.tokens import RUNNING
+from celery_redislock.protocol.tokens import RUNNING, known_as
 
 from .raise_ import Fail
 from .skip import Skip, revoke
@@ -194,7 +194,8 @@ def has_ended(task: Task[..., Any], holder: LockInfo, *, cools_down: bool) -> bo
         return False
     if meta["status"] not in states.READY_STATES:
         return False
-    if cools_down and meta["status"] == states.SUCCESS and holder.state in RUNNING and holder.task == task.name:
+    is_run = holder.state in RUNNING and holder.task == known_as(task.name)
+    if cools_down and meta["status"] == states.SUCCESS and is_run:
         return False
     done = moment_of(meta.get("date_done"), task.app.timezone)
     # A result older than the lock belongs to an earlier run under the same id. Both times come from the clock of the

@@ -69,7 +69,13 @@ class TestCooldown:
 
     @pytest.mark.parametrize(
         ("policy", "end"),
-        [("skip", "REVOKED"), ("raise", "FAILURE"), ("join", "first"), ("job", "first")],
+        [
+            ("skip", "REVOKED"),
+            ("raise", "FAILURE"),
+            ("join", "first"),
+            ("job", "first"),
+            pytest.param("j" * 200, "first", id="a long name"),
+        ],
     )
     def test_it_answers_who_comes_between_the_result_and_its_begin(
         self, tasks, start_worker, ledger, locks, gate, policy, end

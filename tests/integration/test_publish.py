@@ -92,6 +92,18 @@ def test_a_duplicate_of_a_task_whose_id_is_too_long_for_a_token_is_sent(tasks, w
     assert waiting() == 2
 
 
+def _do_nothing() -> None: ...
+
+
+@pytest.mark.parametrize("scope", ["job", "queue"])
+@pytest.mark.parametrize("name", ["n" * 201, "\u00e4" * 300])
+def test_a_duplicate_of_a_task_whose_name_is_too_long_for_a_token_is_not_sent(scope, name, app, waiting):
+    task = app.task(base=LockedTask, lock_scope=scope, name=name, shared=False)(_do_nothing)
+    first = task.delay()
+    assert [(again.id, again.duplicate) for again in (task.delay(), task.delay())] == [(first.id, True)] * 2
+    assert waiting() == 1
+
+
 def test_a_publish_in_scope_run_is_no_duplicate_and_asks_redis_nothing(tasks, waiting, locks):
     locks.client.config_resetstat()
     results = [tasks.work.delay("k") for _ in range(2)]

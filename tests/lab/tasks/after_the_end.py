@@ -33,6 +33,7 @@ def define(app: Celery, ledger: Ledger) -> None:
     for policy, options in {
         **{policy: {"lock_on_conflict": policy, "ignore_result": False} for policy in ("skip", "raise", "join")},
         "job": {"lock_scope": "job"},
+        "j" * 200: {"lock_scope": "job"},  # a token has only a part of its name
     }.items():
 
         @locked(f"lingers_then_cools_{policy}", base=_HeldUp, lock_cooldown=60.0, **options)
