@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 from redis.exceptions import RedisError
 
 from celery_redislock.errors import LockLost, LockReplaced, LockUnavailable, describe, fields, run_named, shown
-from celery_redislock.protocol.hold import Hold
+from celery_redislock.protocol.hold import OVER, Hold
 from celery_redislock.protocol.names import keys_of
 from celery_redislock.protocol.replies import Granted, Renewed
 from celery_redislock.protocol.tokens import Token
@@ -261,9 +261,10 @@ class HeldLock(Term):
             raise LockReplaced(self.key, self.replaced)
 
     def check_held(self) -> None:
-        """Raise LockLost if this key is lost, even if the others of `parts` are held."""
-        if self.left <= 0:
-            raise LockLost(self.key, self._lost or "its lease has ended")
+        """Raise LockLost if this key is lost, even if the others of `parts` are held, or was released by its run."""
+        has_ended = self.hold.phase is OVER
+        if self.left <= 0 or has_ended:
+            raise LockLost(self.key, self._lost or ("its run has ended" if has_ended else "its lease has ended"))
 
     def extend(self, ttl: float | None = None) -> None:
         """Renew the key now, or the keys of all `parts`. A lock that a keeper renews does not need this.

@@ -31,6 +31,19 @@ def test_a_check_in_a_thread_that_the_body_has_started_says_that_the_lock_must_b
         assert "lock = self.lock" in error
 
 
+def test_a_thread_that_outlives_its_body_is_told_that_the_lock_is_not_its_own_any_more(
+    tasks, start_worker, ledger, gate, nothing_is_left
+):
+    start_worker(1)
+    tasks.outlived.delay("k", gate)
+    wait_until(ledger.runs, "it runs")
+    nothing_is_left()
+    gate.open()
+    wait_until(lambda: any(line["event"] == "looked" for line in ledger.lines()), "the thread has looked")
+    (seen,) = [line["seen"] for line in ledger.lines() if line["event"] == "looked"]
+    assert "its run has ended" in seen
+
+
 def test_lock_info_names_the_holder(tasks, start_worker, ledger, gate):
     start_worker(1)
     assert tasks.work.lock_info("k") is None

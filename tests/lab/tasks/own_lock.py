@@ -10,9 +10,9 @@ from typing import Any
 
 from celery import Celery
 
-from celery_redislock import LockConfigError, LockedTask
+from celery_redislock import LockConfigError, LockedTask, LockLost
 from tests.lab.bodies import watch
-from tests.lab.gate import spend
+from tests.lab.gate import spend, wait_for_file
 from tests.lab.ledger import Ledger
 
 from .decorator import decorator_of, is_chosen
@@ -54,6 +54,22 @@ def define(app: Celery, ledger: Ledger) -> None:
         with ledger.run(key), ThreadPoolExecutor(1) as threads:
             alone, given = threads.submit(look).result(), threads.submit(look, self.lock).result()
             return [look(), given, alone, asyncio.run(asyncio.to_thread(look))]
+
+    @locked("outlived", bind=True, lock_args=["key"])
+    def outlived(self: Any, key: Any, file: str) -> None:
+        """Leaves a thread behind, which looks at the lock that it was given when there is a file."""
+
+        def look(lock: Any) -> None:
+            wait_for_file(file)
+            try:
+                lock.check()
+                seen = "held"
+            except LockLost as error:
+                seen = str(error)
+            ledger.write({"event": "looked", "seen": seen})
+
+        with ledger.run(key):
+            threading.Thread(target=look, args=(self.lock,), daemon=True).start()
 
     @locked("takes_another", bind=True, lock_args=["number"])
     def takes_another(self: Any, number: int, key: Any) -> float:
