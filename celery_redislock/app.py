@@ -256,7 +256,7 @@ def source_of(conf: Any) -> Source:
 
 
 def _login(conf: Any, setting: str, url: str) -> dict[str, Any]:
-    """The login that Celery's settings for a server have beside its URL. A broker's host is always in the URL."""
+    """The login in Celery's settings, for what the URL does not say. A broker's host is always in the URL."""
     is_of_one_host = url.split("://")[0] in ("redis", "rediss", "valkey", "valkeys")
     names = {name: f"redis_{name}" for name in ("username", "password", "host", "port")}
     names["credential_provider"] = "redis_backend_credential_provider"
