@@ -92,7 +92,7 @@ def unreachable(app: Celery, error: RedisError) -> str:
     """What an error of the lock server means, and what to do."""
     why = describe(error)
     if isinstance(error, LockUnavailable):
-        why = f"{shown(error.key)}: {shown(error.reason, LONGEST)}"
+        why = f"{shown(error.key, LONGEST)}: {shown(error.reason, LONGEST)}"
     where, setting = address(server_of(app).client), source_of(app.conf).setting
     remedy = remedy_for(error)[1].format(url=setting, options=OPTIONS_SETTINGS[setting])
     what = "refused by" if isinstance(error.__cause__ or error, ResponseError) else "could not reach"

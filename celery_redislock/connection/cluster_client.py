@@ -124,7 +124,7 @@ class ClusterClient:
 
     def outage(self, address: Node) -> Outage:
         """Return the `Outage` of one node."""
-        return self._outages.setdefault(address, Outage(f"node {address[0]}:{address[1]}"))
+        return self._outages.setdefault(address, Outage(f"node {at(*address)}"))
 
     def outage_of(self, hash_slot: int) -> Outage:
         """Return the `Outage` of the node that has `hash_slot`; the whole Cluster's if the node is not known yet."""

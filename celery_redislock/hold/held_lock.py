@@ -167,7 +167,7 @@ class HeldLock(Term):
     """A lock from its grant to its release. If a run holds several, the first of `lock_key` stands for all of them.
 
     Attributes:
-        hold (Hold): Its owner's life with the key. Only the owner's thread uses it.
+        hold (Hold): Its owner's life with the key. Only the owner's thread changes it.
         demand (Demand): What the owner asked for.
         key (str): The key in Redis.
         permit (str): The key that holds the token: `key`, or the permit's key if the lock has a limit above 1.
@@ -229,7 +229,7 @@ class HeldLock(Term):
 
     @property
     def remaining(self) -> float:
-        """Seconds until the holder's own deadline, which each renewal moves; 0.0 once the lock is lost.
+        """Seconds until the holder's own deadline, which each renewal moves; 0.0 once the lock is lost or released.
 
         With several locks, this is the least of theirs.
         """
@@ -238,7 +238,7 @@ class HeldLock(Term):
     @property
     def left(self) -> float:
         """`remaining`, of this key alone."""
-        return 0.0 if self._lost else max(0.0, self.deadline - time.monotonic())
+        return 0.0 if self._lost or self.hold.phase is OVER else max(0.0, self.deadline - time.monotonic())
 
     @property
     def state(self) -> State:
@@ -262,9 +262,9 @@ class HeldLock(Term):
 
     def check_held(self) -> None:
         """Raise LockLost if this key is lost, even if the others of `parts` are held, or was released by its run."""
-        has_ended = self.hold.phase is OVER
-        if self.left <= 0 or has_ended:
-            raise LockLost(self.key, self._lost or ("its run has ended" if has_ended else "its lease has ended"))
+        if self.left <= 0:
+            ended = "its run has ended" if self.hold.phase is OVER else "its lease has ended"
+            raise LockLost(self.key, self._lost or ended)
 
     def extend(self, ttl: float | None = None) -> None:
         """Renew the key now, or the keys of all `parts`. A lock that a keeper renews does not need this.

@@ -223,10 +223,10 @@ def moment_of(value: Any, zone: tzinfo = UTC) -> datetime | None:
     """
     try:
         moment = value if isinstance(value, datetime) else datetime.fromisoformat(value)
-    except (TypeError, ValueError):
+        if moment.tzinfo:
+            return moment
+        # A zone of pytz has an interface of its own. In the hour that autumn repeats, the later one.
+        local = zone.localize(moment) if hasattr(zone, "localize") else moment.replace(tzinfo=zone, fold=1)
+        return max(moment.replace(tzinfo=UTC), local.astimezone(UTC))
+    except (TypeError, ValueError, OverflowError):
         return None
-    if moment.tzinfo:
-        return moment
-    # A zone of pytz has an interface of its own. In the hour that autumn repeats, the later one.
-    local = zone.localize(moment) if hasattr(zone, "localize") else moment.replace(tzinfo=zone, fold=1)
-    return max(moment.replace(tzinfo=UTC), local.astimezone(UTC))

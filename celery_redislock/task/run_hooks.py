@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import sys
+from asyncio import CancelledError
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
 from celery import Task, states
 from celery.app.task import Context
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
 from celery.signals import task_postrun
 
 from celery_redislock.celery_port import as_sent
@@ -29,6 +30,9 @@ from .plan import LockPlan, give_up_reservation
 
 logger = logging.getLogger(__name__)
 
+#: In a thread or a greenlet, Celery does not ack the message of a run that one of these ends. If one of `_SHUTDOWNS`
+#: does, the broker is to deliver it again.
+_EXITS, _SHUTDOWNS = (SystemExit, KeyboardInterrupt, CancelledError), (WorkerShutdown, WorkerTerminate)
 #: The request of the run in this thread or greenlet and, once the run asks for its keys, its execution. Empty after it.
 _RUN: ContextVar[list[Any] | None] = ContextVar("_RUN", default=None)
 
@@ -158,7 +162,7 @@ def set_tracer(task: Any, trace: Callable[..., Any] | None) -> None:
                 # Several: before_start has called super() again after an error. Only the last may hold the key.
                 for one in reversed(run[1:]):
                     _end(one, state)
-                exits = type(ended_by := sys.exception()) in {SystemExit, KeyboardInterrupt}  # not WorkerTerminate
+                exits = isinstance(ended_by := sys.exception(), _EXITS) and not isinstance(ended_by, _SHUTDOWNS)
                 # SUCCESS without a run is that of `worker_deduplicate_successful_tasks`, or of one without a lock.
                 if request and (exits or (len(run) == 1 and state == states.SUCCESS)):
                     _report_begin(Delivery.of(Context({**request})), exits=exits)

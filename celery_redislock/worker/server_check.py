@@ -194,7 +194,7 @@ _PASSING: Mapping[tuple[type[BaseException], ...] | str, str] = {
     (exceptions.OutOfMemoryError,): "it is full: give it more memory",
     "MISCONF": "it cannot save to disk: check its log, the disk and the permissions there",
     "NOREPLICAS": "too few of its replicas are connected: start them, or lower its min-replicas-to-write",
-    "WRONGTYPE": "another program uses this key, or one that begins with it: look with redis-cli TYPE, and delete it",
+    "WRONGTYPE": "another program uses this key, or one that belongs to it: look with redis-cli TYPE, and delete it",
     (exceptions.ConnectionError,): "check {url} (rediss:// if it speaks TLS), and the server",
 }
 _OTHER = (

@@ -40,8 +40,9 @@ def test_a_thread_that_outlives_its_body_is_told_that_the_lock_is_not_its_own_an
     nothing_is_left()
     gate.open()
     wait_until(lambda: any(line["event"] == "looked" for line in ledger.lines()), "the thread has looked")
-    (seen,) = [line["seen"] for line in ledger.lines() if line["event"] == "looked"]
-    assert "its run has ended" in seen
+    (looked,) = [line for line in ledger.lines() if line["event"] == "looked"]
+    assert "its run has ended" in looked["seen"]
+    assert (looked["state"], looked["remaining"]) == ("lost", 0.0)
 
 
 def test_lock_info_names_the_holder(tasks, start_worker, ledger, gate):

@@ -140,8 +140,8 @@ def test_system_exit_before_the_run_begins_costs_the_worker_no_prefetch(app, sta
     """As with a plain task: Celery calls nothing that would ack it, and a few of these would fill the window."""
     start(2)
     task = app.tasks[f"lab.{name}"]
-    for _ in range(4):
-        task.delay("exit")
+    for how in ("exit", "cancelled", "exit", "cancelled"):
+        task.delay(how)
     following = task.delay("runs")
     wait_until(following.ready, "the next one has run", 20)
     nothing_is_left()

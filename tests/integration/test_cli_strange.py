@@ -216,7 +216,7 @@ def test_where_something_else_is_stored_a_release_names_the_key_and_what_to_do(c
     refused = cli("release", "redislock:{a}", "--yes")
     assert refused.exit_code == 69
     assert "redislock:{a}: ResponseError: WRONGTYPE" in refused.stderr
-    assert "another program uses this key, or one that begins with it" in refused.stderr
+    assert "another program uses this key, or one that belongs to it" in refused.stderr
     assert locks.client.lrange(f"redislock:{{a}}{kind}", 0, -1) == [b"not ours"]
 
 

@@ -312,6 +312,7 @@ def test_a_date_without_a_zone_is_utc_and_what_is_no_date_is_none() -> None:
     assert [moment_of(one) for one in (noon, noon.replace(tzinfo=None), noon.isoformat())] == [noon] * 3
     assert moment_of("2026-11-27T14:00:00+02:00") == noon
     assert [moment_of(one) for one in (None, "", "soon", 7)] == [None] * 4
+    assert moment_of(datetime.max, timezone(timedelta(hours=-5))) is None  # beyond what a datetime holds in UTC
 
 
 @pytest.mark.parametrize(("hours", "later"), [(-5, 5), (0, 0), (9, 0)])

@@ -66,7 +66,7 @@ def define(app: Celery, ledger: Ledger) -> None:
                 seen = "held"
             except LockLost as error:
                 seen = str(error)
-            ledger.write({"event": "looked", "seen": seen})
+            ledger.write({"event": "looked", "seen": seen, "state": lock.state, "remaining": lock.remaining})
 
         with ledger.run(key):
             threading.Thread(target=look, args=(self.lock,), daemon=True).start()

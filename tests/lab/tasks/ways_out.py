@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from asyncio import CancelledError
 from contextlib import suppress
 from typing import Any
 
@@ -106,6 +107,8 @@ class _PlainExitingHook(Task):
     def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
         if args == ["exit"]:
             raise SystemExit(1)
+        if args == ["cancelled"]:
+            raise CancelledError
         super().before_start(task_id, args, kwargs)
 
 
