@@ -191,7 +191,7 @@ def test_the_page_tells_how_long_a_command_may_take_with_a_client_that_was_given
 
 
 def test_a_redis_user_needs_only_the_keys_and_commands_that_the_page_names(locks):
-    commands = set(re.findall(r"\b[A-Z]{3,}\b", PAGE.rsplit("A Redis user needs", 1)[1]))
+    commands = set(re.findall(r"\b[A-Z]{3,}\b", PAGE.rsplit("a Redis user needs", 1)[1]))
     called = {
         name
         for script in (ACQUIRE, INSPECT, LEAVE, RELEASE, RENEW, STAND)
