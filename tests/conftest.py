@@ -33,8 +33,8 @@ from tests.lab.workers import Worker, beat, worker
 
 #: Whether `make matrix` runs: only there does a test hold a time against a bound.
 IS_MATRIX = os.environ.get("LAB_EVERY_BROKER") == "1"
-#: The brokers of `on_every_queue` that are queues of RabbitMQ.
-ON_RABBITMQ = ("rabbitmq", "quorum")
+#: The brokers of `on_every_queue` that are queues of RabbitMQ, and the settings that make them so.
+ON_RABBITMQ = {"rabbitmq": {}, "rabbitmq 4": {"lab_rabbitmq_4": True}, "quorum": QUORUM}
 ONE_RABBITMQ = pytest.StashKey[OneRabbitMQ]()
 #: Of a worker's log, where a test has failed.
 LAST_LINES = 60
@@ -190,7 +190,7 @@ def config(request: pytest.FixtureRequest, broker: str, broker_server: Valkey, l
     pools.reset()  # kombu's are global: a connection that an earlier test has left idle may have been closed meanwhile
 
     callspec = getattr(request.node, "callspec", None)
-    is_quorum = callspec is not None and callspec.params.get("broker") == "quorum"
+    kind = None if callspec is None else callspec.params.get("broker")
 
     def url(server: str, proxy: str) -> str:
         return str(request.getfixturevalue(proxy).url) if proxy in request.fixturenames else server
@@ -201,7 +201,7 @@ def config(request: pytest.FixtureRequest, broker: str, broker_server: Valkey, l
         url(locks.url(), "lock_proxy"),
         str(ledger.path),
         queue=f"lab-{uuid4().hex[:8]}",
-        settings=dict(QUORUM) if is_quorum else {},
+        settings=dict(ON_RABBITMQ.get(kind, {})),
         tasks=tasks_for(request.function.__name__, request.path, *helpers_of(request.path.parent)),
     )
 
@@ -259,8 +259,8 @@ def tasks(app: Celery) -> Any:
 
 
 on_every_broker = pytest.mark.parametrize("broker", ["redis", "rabbitmq"], indirect=True)
-#: On RabbitMQ's quorum queues too, where the prefetch count of a consumer cannot grow.
-on_every_queue = pytest.mark.parametrize("broker", ["redis", "rabbitmq", "quorum"], indirect=True)
+#: On RabbitMQ 4 and on quorum queues too, where the prefetch count of a consumer cannot grow.
+on_every_queue = pytest.mark.parametrize("broker", ["redis", *ON_RABBITMQ], indirect=True)
 
 
 def every(names: str, *values: Sequence[object]) -> pytest.MarkDecorator:

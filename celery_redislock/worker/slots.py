@@ -6,7 +6,7 @@ waiting message lacks only a slot, the next one is *held*: kept from them for th
 ask for the key. If the room does not use the slot, a fetched message gets it. When the run of a called message ends,
 its slot is held too, for the next message in the same line.
 
-`Windows` keeps a worker fetching from quorum queues while messages from them wait in it.
+`Windows` keeps a worker fetching where its prefetch count cannot grow while messages wait in it.
 """
 
 from __future__ import annotations
@@ -272,10 +272,10 @@ def scale_up(consumer: Any, wanted: int) -> None:
 
 
 class Windows(QoS):
-    """Replaces Celery's QoS in a worker that consumes from RabbitMQ's quorum queues.
+    """Replaces Celery's QoS in a worker that consumes from RabbitMQ 4 or from quorum queues.
 
-    On these queues, a prefetch count applies to each consumer separately, and only to consumers that start after it was
-    set. Waiting messages would fill the consumer's window, and nothing else would be delivered. So the worker
+    There, a prefetch count applies to each consumer separately, and only to consumers that start after it was set.
+    Waiting messages would fill the consumer's window, and nothing else would be delivered. So the worker
     starts a new consumer, which has its own window. The old consumer's messages stay unacked but no longer count.
 
     Args:
@@ -360,11 +360,13 @@ def let_go(consumer: Any, request: Request) -> None:
 def open_windows(consumer: Any) -> None:
     """Give `consumer` a `Windows` if its prefetch count cannot grow.
 
-    Celery makes the same check when it starts to consume.
+    Celery makes the same checks when it starts to consume.
     """
     app, connection = consumer.app, consumer.connection
-    if connection.qos_semantics_matches_spec or not app.conf.worker_detect_quorum_queues:
+    # Only AMQP has these properties. With any other broker, and with RabbitMQ before 3.3, the count grows.
+    capabilities = getattr(connection.connection, "server_properties", {}).get("capabilities", {})
+    if not capabilities.get("per_consumer_qos") or not consumer.initial_prefetch_count:  # with 0, there is no window
         return
-    # With a prefetch count of 0, a consumer has no window.
-    if consumer.initial_prefetch_count and detect_quorum_queues(app, connection.transport.driver_type)[0]:
+    is_quorum = app.conf.worker_detect_quorum_queues and detect_quorum_queues(app, connection.transport.driver_type)[0]
+    if is_quorum or connection.qos_semantics_matches_spec:  # kombu says so of RabbitMQ 4: each consumer has its own
         consumer.qos = Windows(consumer)

@@ -9,52 +9,10 @@ from amqp import NotFound
 from kombu import Exchange, Queue
 
 from celery_redislock.message import republish
-from tests.lab.app import make_app
 from tests.lab.servers import wait_until
-from tests.lab.wake_ups import counts_on_wake_ups
 from tests.lab.workers import consume_from, kept, waiting_in
 
 pytestmark = pytest.mark.parametrize("broker", ["quorum"], indirect=True)
-
-
-@counts_on_wake_ups("many messages have their turn, one every five seconds")
-@pytest.mark.parametrize(
-    ("slots", "multiplier", "pool"), [(1, 1, "prefork"), (4, 1, "prefork"), (2, 4, "prefork"), (4, 1, "threads")]
-)
-def test_the_owner_of_the_key_and_a_stranger_get_through_behind_many_more_waiters_than_the_worker_prefetches(
-    config, start_worker, ledger, gate, slots, multiplier, pool
-):
-    config.settings["worker_prefetch_multiplier"] = multiplier
-    config.settings["task_annotations"] = {"lab.shared_job": {"lock_key": "stock:{key}"}}
-    app = make_app(config)
-    others = [app.tasks["lab.keyed"].delay("k", number) for number in range(60)]
-    stranger = app.tasks["lab.plain"].delay("stranger")
-    owner = app.tasks["lab.shared_job"].delay("k", gate)
-    assert app.tasks["lab.keyed"].lock_info("k").task_id == owner.id
-    worker = start_worker(slots, "-P", pool)
-    wait_until(lambda: "shared_job" in ledger.items() and stranger.ready(), "both get through")
-    wait_until(lambda: kept(app) == 60, "all others wait")
-    gate.open()
-    wait_until(owner.ready, "the owner has ended")
-    assert (owner.get(), stranger.get()) == ("shared_job", "plain")
-    assert [result.get(timeout=20) for result in others] == list(range(60))
-    ran = [run.item for run in ledger.runs() if run.key != "plain"]
-    assert ran[0] == "shared_job"
-    assert ran[1:] == [str(number) for number in range(60)]
-    assert "; trying again in" not in worker.output()
-    app.close()
-
-
-def test_all_slots_stay_of_use_while_one_message_waits(tasks, start_worker, ledger, gate):
-    start_worker(2)
-    with tasks.work.lock_for("k"):
-        waits = tasks.work.delay("k", "waits")
-        wait_until(lambda: kept(tasks.work.app) == 1, "it waits")
-        strangers = [tasks.work.delay(key, key, gate) for key in ("a", "b")]
-        wait_until(lambda: len(ledger.running()) == 2, "two strangers run side by side")
-        gate.open()
-    for result in [*strangers, waits]:
-        result.get(timeout=10)
 
 
 def test_a_worker_of_classic_and_quorum_queues_keeps_the_messages_of_both_waiting(config, tasks, app, start_worker):

@@ -13,7 +13,7 @@ from tests.lab.workers import Worker
 POOLS = ("prefork", "threads", "solo", "gevent", "eventlet")
 GREEN_POOLS = ("gevent", "eventlet")
 #: Each pool is tested on Redis; by `make matrix` on the other brokers too.
-BROKERS = ("redis", "rabbitmq", "quorum") if os.environ.get("LAB_EVERY_BROKER") == "1" else ("redis",)
+BROKERS = ("redis", "rabbitmq", "rabbitmq 4", "quorum") if os.environ.get("LAB_EVERY_BROKER") == "1" else ("redis",)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

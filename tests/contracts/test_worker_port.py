@@ -301,8 +301,9 @@ def test_requests_are_listed_while_another_thread_adds_one():
     state.active_requests.update(requests)
     Adds.is_read = True
     try:
-        with pytest.raises(RuntimeError, match="changed size"):
-            set(state.active_requests)
+        if sys.version_info < (3, 14):  # since then, a WeakSet goes over a copy of itself
+            with pytest.raises(RuntimeError, match="changed size"):
+                set(state.active_requests)
         seen = worker_port.listed(state.active_requests)
     finally:
         Adds.is_read = False

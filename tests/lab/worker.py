@@ -14,6 +14,7 @@ from celery.concurrency.asynpool import AsynPool
 from celery.signals import worker_process_init, worker_ready
 from celery.worker.control import control_command
 from kombu import Connection
+from kombu.transport import pyamqp
 
 from celery_redislock import LockInfo
 from celery_redislock.hold.held_lock import HeldLock
@@ -39,6 +40,8 @@ if config.settings.get("lab_long_offers"):
     offers.lengthen()
 if config.settings.get("lab_no_waitid"):  # as on macOS before Python 3.13
     del os.waitid
+if config.settings.get("lab_rabbitmq_4"):  # kombu asks it for a prefetch count of each consumer; older ones do as asked
+    pyamqp.Transport.qos_semantics_matches_spec = lambda *_: True
 if config.settings.get("lab_broken_receivers"):
     break_receivers(Ledger(Path(config.ledger)))
 if config.settings.get("lab_tokens"):
