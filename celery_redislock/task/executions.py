@@ -176,7 +176,8 @@ class JoiningExecution(WorkerExecution):
                         join.revoke_like(self.message, joins)
                     self.joined = outcome
                     join.note_joined(self.task.app, self.request, joins)
-                    if isinstance(error := outcome.value, BaseException):
+                    # A result may be an exception too: a body can return one, which pickle stores.
+                    if isinstance(error := outcome.value, BaseException) and outcome.state != states.SUCCESS:
                         raise TaskError(describe(error)) if isinstance(error, _ACTED_ON) else error
                     return
                 case join.Joining.ASK:

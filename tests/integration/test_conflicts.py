@@ -48,6 +48,16 @@ class TestJoin:
             app.AsyncResult("id").get(timeout=5)
         assert ledger.runs() == []
 
+    def test_an_exception_that_the_holder_has_returned_is_a_result_and_no_error(self, deliver, config, ledger):
+        config.settings.update(result_serializer="pickle", result_accept_content=["pickle"])
+        app = make_app(config)
+        app.backend.mark_as_done("holder", ValueError("returned"))
+        state, outcome = deliver(app, "lab.on_join", "k", **joining("holder"))
+        assert (state, repr(outcome)) == (states.SUCCESS, "ValueError('returned')")
+        assert repr(app.AsyncResult("id").get(timeout=5)) == "ValueError('returned')"
+        assert ledger.runs() == []
+        app.close()
+
     def test_two_that_join_a_holder_without_an_outcome_run_one_after_the_other(
         self, deliver, app, tasks, queued, ledger
     ):
