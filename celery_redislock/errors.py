@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, Self
 
-from celery.exceptions import Ignore, ImproperlyConfigured
+from celery.exceptions import Ignore, ImproperlyConfigured, SoftTimeLimitExceeded
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import LockError, LockNotOwnedError
 
@@ -230,3 +230,7 @@ class LockKeyError(RedisLockError, ValueError):
 
 class LockConfigError(RedisLockError, ImproperlyConfigured):
     """A task option or a setting is wrong. The message names it, its value and what is allowed."""
+
+
+#: What may be raised in a body at any moment. Whatever else the body is in must not take it for an error of its own.
+STRIKES = (SoftTimeLimitExceeded, LockLost, LockReplaced)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from os.path import basename
 from typing import Any
 
-from celery_redislock.errors import LockConfigError, LockKeyError
+from celery_redislock.errors import STRIKES, LockConfigError, LockKeyError
 
 from .arguments import (
     UNSAFE,
@@ -259,6 +259,8 @@ def _callable_namer(
     def name(arguments: Arguments) -> str | list[str]:
         try:
             made = lock_key(arguments)
+        except STRIKES:  # raised in a body that publishes, or a time limit before the body
+            raise
         except Exception as error:
             raise LockKeyError(f"{task}: {option} raised {blame(error)}") from error
         if option == "lock_key" and isinstance(made, list | tuple) and made:

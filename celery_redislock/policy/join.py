@@ -11,11 +11,10 @@ from enum import Enum, auto
 from typing import Any, NamedTuple, NoReturn
 
 from celery import Celery, Task, states
-from celery.exceptions import SoftTimeLimitExceeded
 from celery.result import AsyncResult, GroupResult
 
 from celery_redislock.app import PRIVATE_BACKENDS, backend_scheme
-from celery_redislock.errors import LockConflict, LockInfo, LockReplaced, describe, fields, shown
+from celery_redislock.errors import STRIKES, LockConflict, LockInfo, describe, fields, shown
 from celery_redislock.message.delivery import Facts
 from celery_redislock.message.message import Message
 from celery_redislock.message.republish import ignores_result
@@ -185,7 +184,7 @@ def has_ended(task: Task[..., Any], holder: LockInfo, *, cools_down: bool) -> bo
         return False
     try:
         meta = task.backend.get_task_meta(holder.task_id, cache=False)
-    except (SoftTimeLimitExceeded, LockReplaced):  # raised in a body that publishes
+    except STRIKES:  # raised in a body that publishes
         raise
     except Exception as error:  # noqa: BLE001 - each backend has its own errors
         about = fields("not_read", task=task.name, key=holder.key, holder_id=holder.task_id)

@@ -18,7 +18,7 @@ from celery.utils.imports import symbol_by_name
 
 from celery_redislock.app import server_of
 from celery_redislock.celery_port import as_sent, bind, bound_tasks, requests_of, tasks_of_this_thread
-from celery_redislock.errors import LockConfigError, LockInfo, LockKeyError
+from celery_redislock.errors import STRIKES, LockConfigError, LockInfo, LockKeyError
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.lock.async_lock import Lock as AsyncLock
 from celery_redislock.lock.async_server import AsyncServer
@@ -218,6 +218,10 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
         try:
             sent = as_sent(self, args or (), kwargs or {}, options.get("serializer"))
             key = plan.demand(*sent).key
+        except STRIKES:
+            if not (options.get("retries") or options.get("parent_id")):
+                raise
+            return publication.send()  # by Celery, which would reject a run whose retry is not sent
         except (TypeError, LockKeyError):
             if not publication.is_unique or not is_bare(options):
                 return publication.send()

@@ -25,7 +25,7 @@ from celery_redislock.app import (
     server_of,
     settings_of,
 )
-from celery_redislock.errors import LockConfigError, LockKeyError, LockReplaced
+from celery_redislock.errors import STRIKES, LockConfigError, LockKeyError
 from celery_redislock.keys.arguments import digest
 from celery_redislock.keys.key_maker import DIGEST, KeyMaker, blame, signature_of
 from celery_redislock.message.calls import check_serializer
@@ -254,7 +254,7 @@ class LockPlan:
             return value
         try:
             made = value(arguments)
-        except LockReplaced:  # raised in a body that publishes
+        except STRIKES:  # raised in a body that publishes, or a time limit before the body
             raise
         except Exception as error:
             raise LockKeyError(f"{self.task}: {option} raised {blame(error)}") from error

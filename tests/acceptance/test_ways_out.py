@@ -7,6 +7,7 @@ import time
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded, WorkerLostError
 
+from celery_redislock import LockLost
 from tests.lab.servers import wait_until
 from tests.lab.versions import BEFORE_5_7
 
@@ -69,6 +70,30 @@ def test_a_soft_time_limit_is_an_ordinary_failure(tasks, start_worker, locks):
     with pytest.raises(SoftTimeLimitExceeded):
         tasks.work.apply_async(("k", "item", 30), soft_time_limit=1).get(timeout=10)
     wait_until(lambda: locks.client.keys() == [], "nothing is left", 15)
+
+
+@pytest.mark.parametrize("options", [{}, {"task_id": "its own"}], ids=["plain", "with an id"])
+class TestAPublishWhoseCallableKeyIsSlow:
+    """Nothing that is raised in the body meanwhile is taken for an error of the callable's."""
+
+    def test_does_not_swallow_a_soft_time_limit(self, tasks, start_worker, options):
+        start_worker(1)
+        with pytest.raises(SoftTimeLimitExceeded):
+            tasks.publishes.apply_async(("k", tasks.slow_key.name), options, soft_time_limit=1).get(timeout=20)
+
+    def test_does_not_swallow_the_loss_of_the_lock(self, config, tasks, start_worker, running, locks, options):
+        config.settings["redislock_lease"] = 3.0
+        start_worker(1)
+        result = tasks.publishes.apply_async(("k", tasks.slow_key.name), options)
+        running()
+        locks.client.delete(tasks.publishes.lock_for("k").name)
+        with pytest.raises(LockLost):
+            result.get(timeout=20)
+
+
+def test_a_soft_time_limit_amid_the_publish_of_a_retry_loses_no_run(tasks, start_worker):
+    start_worker(1)
+    assert tasks.slow_key.apply_async((1,), soft_time_limit=3).get(timeout=20) == 1
 
 
 def test_a_before_start_without_super_fails_the_task_instead_of_running_it_unlocked(tasks, start_worker, ledger):

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import redis
 from celery import Celery
-from celery.exceptions import Reject
+from celery.exceptions import Reject, SoftTimeLimitExceeded
 from redis.exceptions import LockError
 
 from celery_redislock import Lock, LockConfigError, LockConflict, LockedTask, LockKeyError, LockUnavailable, locked
@@ -576,6 +576,18 @@ def test_a_callable_that_returns_no_limit_or_raises_is_an_error_of_the_call(own_
     with pytest.raises(LockKeyError, match=match) as error:
         bill.lock_for()
     assert "secret" not in str(error.value)
+
+
+def test_a_soft_time_limit_that_strikes_in_the_callable_is_no_error_of_it(own_app):
+    def limit(_):
+        raise SoftTimeLimitExceeded
+
+    @own_app.task(name="bill", base=LockedTask, lock_limit=limit, shared=False)
+    def bill():
+        pass
+
+    with pytest.raises(SoftTimeLimitExceeded):
+        bill.lock_for()
 
 
 def test_lock_info_tells_of_all_holders(own_app):

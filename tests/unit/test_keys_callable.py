@@ -11,10 +11,11 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_redislock.errors import LockKeyError
+from celery_redislock.errors import LockKeyError, LockLost, LockReplaced
 from celery_redislock.keys.key_maker import MAX_NAME
 
 from .wire import SECRET, hostile_text, key_maker, over_the_wire
@@ -64,6 +65,15 @@ def test_an_error_of_the_callable_is_placed_in_the_callable_and_shows_no_value()
 def test_an_error_of_a_callable_without_lines_names_the_error_alone() -> None:
     with pytest.raises(LockKeyError, match=r"^t: lock_key raised KeyError$"):
         key_maker(task, lock_key=itemgetter("missing")).name((1,), {})
+
+
+@pytest.mark.parametrize("struck", [SoftTimeLimitExceeded(), LockLost("k", "gone"), LockReplaced("k", "newer")])
+def test_what_strikes_the_body_that_calls_is_no_error_of_the_callable(struck: Exception) -> None:
+    def name(arguments: Mapping[str, Any]) -> str:
+        raise struck
+
+    with pytest.raises(type(struck)):
+        key_maker(task, lock_key=name).name((1,), {})
 
 
 @pytest.mark.parametrize("name", [lambda: "stock", lambda a, b: "stock"], ids=["no argument", "the task's arguments"])

@@ -43,6 +43,21 @@ def define(app: Celery, ledger: Ledger) -> None:
                     time.sleep(30)
         return how
 
+    @locked("slow_key", bind=True, lock_scope="job", lock_key=_slow_name, ignore_result=False)
+    def slow_key(self: Any, retries: int = 0) -> int:
+        """Whoever calls it needs a while to make its key; so does its retry."""
+        if self.request.retries < retries:
+            raise self.retry(countdown=0)
+        return int(self.request.retries)
+
+    @locked("publishes", lock_args=["key"], lock_on_lost="abort", ignore_result=False)
+    def publishes(key: Any, task: str, **options: Any) -> str:
+        """Calls `task`, and goes on for two seconds, unless something ends it."""
+        with ledger.run(key):
+            app.tasks[task].apply_async(**options)
+            time.sleep(2)
+        return "not ended"
+
     @locked("unstorable", lock_args=["key"], ignore_result=False)
     def unstorable(key: Any) -> object:
         """Returns what no serializer can store."""
@@ -94,6 +109,11 @@ def define(app: Celery, ledger: Ledger) -> None:
     def hears() -> list[str]:
         """Who hears of the end of each task in this process."""
         return [str(receiver) for _, receiver in task_postrun.receivers]
+
+
+def _slow_name(_: object) -> str:
+    time.sleep(2)
+    return "slow"
 
 
 class _FailingHook(LockedTask):
