@@ -50,7 +50,7 @@ def settings_of(app: Celery) -> dict[str, Any]:
         LockConfigError: A setting is only there under a name that Celery does not read: in the wrong case, or without
             the app's namespace.
     """
-    namespace: str = app.namespace or "celery"  # type: ignore[attr-defined]
+    namespace: str = (app.namespace or "celery").rstrip("_")  # type: ignore[attr-defined]  # as Celery reads it
     conf: Any = app.conf
     found: dict[str, list[str]] = {}
     for key in map(str, conf.finalize().without_defaults()):  # only names: reading another setting's value may raise

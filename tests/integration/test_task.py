@@ -222,14 +222,14 @@ class TestBinding:
 
         assert task.lock_for().timeout == 22
 
-    @pytest.mark.parametrize("namespace", ["CELERY", "celery", None])
+    @pytest.mark.parametrize("namespace", ["CELERY", "CELERY_", "celery", None])
     def test_settings_follow_celerys_namespaces(self, config, namespace):
-        prefix = f"{namespace}_" if namespace else ""
+        prefix = f"{namespace.rstrip('_')}_" if namespace else ""
         settings = {"broker_url": config.broker, "redislock_lease": 12.0, "redislock_url": config.locks}
-        names = {f"{prefix}{name}".upper() if namespace == "CELERY" else prefix + name for name in settings}
+        names = {f"{prefix}{name}".upper() if prefix.isupper() else prefix + name for name in settings}
         assert len(names) == 3
         values = {
-            (f"{prefix}{name}".upper() if namespace == "CELERY" else prefix + name): value
+            (f"{prefix}{name}".upper() if prefix.isupper() else prefix + name): value
             for name, value in settings.items()
         }
         app = Celery("shop", set_as_current=False)
