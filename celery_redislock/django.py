@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, cast, overload
 
+from asgiref.sync import sync_to_async
 from celery import Celery
 from celery.contrib.django.task import DjangoTask
 from django.core import checks
@@ -60,6 +61,12 @@ else:
         """
 
         abstract = True
+
+        async def aapply_async(self, args=None, kwargs=None, **options):
+            """Do what `apply_async` does, in a thread. An eager run has the database connection of Django's own."""
+            if not self.app.conf.task_always_eager:
+                return await super().aapply_async(args, kwargs, **options)
+            return await sync_to_async(self.apply_async)(args, kwargs, **options)
 
 
 def locked_task(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import unittest
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import Context
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -183,9 +183,11 @@ class LockServerTestCase(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls) -> None:
-        """Start the server."""
-        super().setUpClass()
+        """Start the server. Django's `setUpClass` calls `setUpTestData`, whose locks are there too."""
         cls.redislock_url = cls.enterClassContext(embedded_server())
+        is_djangos = hasattr(cls, "setUpTestData")
+        with moved(cls.celery_app or the_app(), cls.redislock_url) if is_djangos else nullcontext():
+            super().setUpClass()
 
     def setUp(self) -> None:
         """Empty the server, and move the app's locks there until the test ends."""

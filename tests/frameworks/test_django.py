@@ -153,6 +153,35 @@ def test_its_own_tests_pass_and_need_no_server_but_their_own(project):
     project.run("manage.py", "test")
 
 
+def test_data_set_up_for_a_class_has_its_locks_on_the_tests_own_server_and_eager_adelay_has_the_tests_database(project):
+    (project.folder / "shop" / "tests.py").write_text("""
+from celery_redislock.testing import LockServerTestCase
+from django.test import TestCase, override_settings
+from .models import Product
+from .tasks import reserve
+
+@override_settings(CELERY_TASK_ALWAYS_EAGER=True)
+class EagerTest(LockServerTestCase, TestCase):
+    @classmethod
+    def setUpTestData(cls):
+        cls.product = Product.objects.create(name="tea", stock=9)
+        cls.left = reserve.delay(cls.product.pk, 1).get()
+
+    def test_of_a_client(self):
+        self.assertEqual(self.left, 8)
+        self.client.post(f"/products/{self.product.pk}/orders/", {"quantity": 2})
+        self.product.refresh_from_db()
+        self.assertEqual(self.product.stock, 6)
+
+    async def test_of_an_async_client(self):
+        await self.async_client.post(f"/products/{self.product.pk}/orders/", {"quantity": 3})
+        await self.product.arefresh_from_db()
+        self.assertEqual(self.product.stock, 5)
+""")
+    project.env["REDIS_URL"] = "redis://127.0.0.1:1/0"  # where nobody listens
+    project.run("manage.py", "test", "shop.tests")
+
+
 def test_a_webhook_publishes_at_the_commit_and_a_report_once(project):
     project.run("-c", SETUP)
     log = project.start_worker("project")
