@@ -297,11 +297,16 @@ class Connections:
             self._queue.give(None)
 
     def _drop(self, connection: Connection) -> None:
-        """Close `connection` after an error, and return the spares to the pool, which checks that they are alive."""
-        connection.drop()
-        while True:
-            try:
-                self._spare.pop().close()
-            except IndexError:
-                break
+        """Close `connection` after an error, and return the spares to the pool, which checks that they are alive.
+
+        The pool then gives the closed one first, which connects anew: the spares may still lead to a former primary.
+        """
+        try:
+            while True:
+                try:
+                    self._spare.pop().close()
+                except IndexError:
+                    break
+        finally:
+            connection.drop()
         self._queue.give(None)  # the pool can make new ones now

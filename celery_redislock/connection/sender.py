@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import ReadOnlyError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_redislock.errors import LockUnavailable, describe
@@ -85,7 +85,7 @@ class Sender:
             command: The command.
             undo: Given if `command` asks for a key. If there is no reply, the command that this returns is sent.
                 While the server is known to be out of reach, most callers get an error at once, and nothing is
-                sent.
+                sent. If a replica refuses `command`, it is also sent once more.
 
         Raises:
             LockUnavailable: The server did not answer, or refused the command.
@@ -97,7 +97,10 @@ class Sender:
         try:
             try:
                 reply = self._transport.ask(command)
-            except (RedisConnectionError, RedisTimeoutError) as error:
+            except (RedisConnectionError, RedisTimeoutError, ReadOnlyError) as error:
+                # After a failover, a new connection to the same address may lead to the new primary.
+                if undo is None and isinstance(error, ReadOnlyError):
+                    raise
                 is_lost = not isinstance(error, REFUSALS)
                 time.sleep(_random.uniform(0, MAX_PAUSE))
                 sent_at, resent = time.monotonic(), True

@@ -8,13 +8,16 @@ import pytest
 import redis
 
 from celery_redislock import Lock, LockUnavailable
+from celery_redislock.connection.connect import connect
+from celery_redislock.connection.store import LockStore
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.hold import Hold
 from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.replies import Granted
-from tests.integration.conftest import KEY
-from tests.lab.servers import wait_until
+from tests.integration.conftest import KEY, look_all_at_once
+from tests.lab.asking import acquire
+from tests.lab.servers import Valkey, wait_until
 
 
 def read_only(server: redis.Redis) -> None:
@@ -83,6 +86,21 @@ def test_an_acquire_that_is_refused_is_unavailable_and_works_after_the_cure(serv
     cure(server)
     assert server.get(KEY) is None
     assert isinstance(holder("id").acquire(), Granted)
+
+
+def test_who_is_still_connected_to_a_former_primary_gets_the_key_from_the_new_one(private_locks, lock_proxy, tmp_path):
+    """Both have one name, whose address has changed; no connection was closed."""
+    client = connect(lock_proxy.url, {"socket_timeout": 15.0, "socket_connect_timeout": 15.0})
+    store, folder = LockStore.of(client), tmp_path / "new"
+    folder.mkdir()
+    with Valkey(folder).serve() as new:
+        look_all_at_once(store, private_locks.client, 3)
+        read_only(private_locks.client)
+        lock_proxy.lead_to(new.url())
+        token = tokens.mint(tokens.mint_nonce(), None, tokens.origin("host", None))
+        assert isinstance(acquire(store, Demand(KEY), token, 60), Granted)
+        assert new.client.get(KEY) == token.value
+    client.close()
 
 
 def test_a_server_is_available_again_once_a_run_has_all_of_its_keys(server, store, holder, log):

@@ -74,7 +74,7 @@ class Proxy:
 
     def __init__(self, url: str, tls: ssl.SSLContext | None = None) -> None:
         parts = urlsplit(url)
-        self._server = (parts.hostname, parts.port) if parts.port else parts.path
+        self.lead_to(url)
         # Bound for the proxy's whole life: nobody else is given its port while nothing listens there.
         self._port = socket.socket()
         self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -108,6 +108,11 @@ class Proxy:
             for link in list(self._links):
                 link.join()
             self._port.close()
+
+    def lead_to(self, url: str) -> None:
+        """Pass new connections on to this server, as a name does whose address has changed; the others stay."""
+        parts = urlsplit(url)
+        self._server = (parts.hostname, parts.port) if parts.port else parts.path
 
     def drop_reply(self, to: bytes = b"", where: bytes = b"", nth: int = 1, *, hang: bool = False) -> Fault:
         """Lose one reply after the server has sent it, and close its connection.
