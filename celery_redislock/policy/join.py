@@ -144,11 +144,22 @@ def show_as_ignored(message: Message) -> None:
     Celery stores nothing for an `Ignore`, so a run that has joined this task would keep waiting for its next attempt.
     """
     task, request = message.task, message.request
-    if ignores_result(task, request) or backend_scheme(task.app) in PRIVATE_BACKENDS:
+    if not _is_readable(message):
         return  # no run can have joined it
     with only_warns(message, "%s: could not store IGNORED, so runs that joined it keep waiting: %s"):
         if task.backend.get_task_meta(str(request.id), cache=False)["status"] == states.RETRY:
             task.backend.store_result(str(request.id), None, states.IGNORED, request=request)
+
+
+def _is_readable(message: Message) -> bool:
+    """Whether other processes can read the outcome of the message's task."""
+    task = message.task
+    return not (ignores_result(task, message.request) or backend_scheme(task.app) in PRIVATE_BACKENDS)
+
+
+def has_ended_once(message: Message) -> bool:
+    """Whether the message's task has an outcome already, or none that could be overwritten."""
+    return not _is_readable(message) or outcome_of(message.task, message.attempt.task_id, message).is_ready
 
 
 def outcome_of(task: Task[..., Any], task_id: str, message: Message) -> Outcome:

@@ -103,6 +103,8 @@ class WorkerExecution(Execution):
                 case NotDue():
                     sleep_until_due(self.message, answer)
                 case Superseded(newer):
+                    if newer == self.message.attempt.task_id and join.has_ended_once(self.message):
+                        drop(self.message)  # it has run, with later calls, and its ack was lost
                     if newer is not None:
                         signals.lock_superseded.send(sender=self.task, key=self.key, task_id=newer)
                     supersede(self.message, newer)

@@ -34,6 +34,32 @@ def test_a_child_that_dies_before_it_asks_for_the_key_loses_no_call(
     nothing_is_left()
 
 
+@pytest.mark.parametrize("how", ["failure", "calls"])
+def test_a_merged_message_whose_ack_was_lost_keeps_the_outcome_of_its_run(
+    app, tasks, start_worker, running, gate, second_gate, locks, broker_server, how
+):
+    """It has only its own arguments then, and those of the run were newer."""
+    worker = start_worker(1)
+    tasks.latest.delay("k", "holder", str(gate))
+    running("holder")
+    first, _ = [tasks.latest.delay("k", item, str(second_gate), how) for item in ("one", "two")]
+    gate.open()
+    running("two")
+    worker.pause_child(worker.process.pid)  # the main process, which acks
+    second_gate.open()
+    wait_until(first.ready, "its run has ended")
+    wait_until(lambda: not locks.held(), "its key is free")
+    state = app.AsyncResult(first.id).state
+    worker.kill()
+    broker_server.ages()
+    worker = start_worker(1)
+    wait_until(lambda: f"task lab.latest[{first.id}]: " in worker.output(), "it has come again")
+    wait_until(lambda: not broker_server.client.hlen("unacked"), "it is acked")
+    assert f"task lab.latest[{first.id}]: dropped" in worker.output()
+    assert app.AsyncResult(first.id).state == state
+    assert state == (states.FAILURE if how == "failure" else states.SUCCESS)
+
+
 class TestARetryThatTheLockServerWasNotToldAbout:
     @on_every_broker
     @pytest.mark.parametrize(("name", "renewed"), [("latest", ["renewed"]), ("collected", ["first", "renewed"])])
