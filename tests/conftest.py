@@ -70,7 +70,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark what runs on RabbitMQ, for `make rabbitmq`."""
     broker = item.callspec.params.get("broker") if hasattr(item, "callspec") else None
-    if broker in ON_RABBITMQ or "rabbitmq_url" in getattr(item, "fixturenames", ()):
+    if broker in [*ON_RABBITMQ] or "rabbitmq_url" in getattr(item, "fixturenames", ()):
         item.add_marker("rabbitmq")
 
 

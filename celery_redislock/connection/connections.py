@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import redis
@@ -299,14 +300,12 @@ class Connections:
     def _drop(self, connection: Connection) -> None:
         """Close `connection` after an error, and return the spares to the pool, which checks that they are alive.
 
-        The pool then gives the closed one first, which connects anew: the spares may still lead to a former primary.
+        The pool then gives the closed one first, which connects again: the spares may still lead to a former primary.
         """
         try:
-            while True:
-                try:
+            with suppress(IndexError):
+                while True:
                     self._spare.pop().close()
-                except IndexError:
-                    break
         finally:
             connection.drop()
         self._queue.give(None)  # the pool can make new ones now
