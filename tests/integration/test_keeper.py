@@ -247,12 +247,12 @@ def server(config):
     def make(url=None, **options):
         options = {"redislock_client_options": {"socket_timeout": 15.0, "socket_connect_timeout": 4.0, **options}}
         app = make_app(replace(config, locks=url or config.locks, settings={**config.settings, **options}))
-        made.append(server_of(app))
-        return made[-1]
+        made.append(app)  # the server ends with it
+        return server_of(app)
 
     yield make
-    for server in made:
-        server.keeper.stop()
+    for app in made:
+        server_of(app).keeper.stop()
 
 
 @pytest.fixture
