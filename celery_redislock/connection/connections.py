@@ -298,14 +298,12 @@ class Connections:
             self._queue.give(None)
 
     def _drop(self, connection: Connection) -> None:
-        """Close `connection` after an error, and return the spares to the pool, which checks that they are alive.
+        """Close `connection` after an error, and the spares: a gateway may have forgotten all connections that were idle.
 
-        The pool then gives the closed one first, which connects again: the spares may still lead to a former primary.
+        They may also still lead to a former primary.
         """
-        try:
-            with suppress(IndexError):
-                while True:
-                    self._spare.pop().close()
-        finally:
-            connection.drop()
+        connection.drop()
+        with suppress(IndexError):
+            while True:
+                self._spare.pop().drop()
         self._queue.give(None)  # the pool can make new ones now

@@ -238,6 +238,12 @@ class TestAcquire:
         lock_proxy.cut()
         assert mine.release()
 
+    @impatient
+    def test_connections_at_hand_that_a_gateway_has_forgotten_are_no_outage(self, holder, store, client, lock_proxy):
+        look_all_at_once(store, client, 4)  # each kept its connection
+        lock_proxy.forget_all()
+        assert isinstance(holder("id").acquire(), Granted)
+
 
 class TestRelease:
     def test_a_lost_reply_is_true(self, holder, client, lose):
