@@ -34,12 +34,13 @@ FIXED: Mapping[str, Any] = {
 }
 
 
-def derive(client: Any, max_connections: int = 50) -> redis.Redis:
+def derive(client: Any, max_connections: int = 50, kind: type[Pool] | None = None) -> redis.Redis:
     """Return a new client for the same server as `client`, but with our own retries, encoding and protocol.
 
     Args:
         client: Any redis-py client with a connection pool, including a Sentinel client and an asyncio one.
         max_connections: Upper limit for the new client's pool. The limit of the pool of `client` applies as well.
+        kind: The class of the new client's pool; `Pool` by default. Ignored behind Sentinels.
     """
     pool = client.connection_pool
     options = {**options_of(pool), **FIXED, "connection_class": blocking_kind(pool.connection_class)}
@@ -47,7 +48,7 @@ def derive(client: Any, max_connections: int = 50) -> redis.Redis:
     for name in TIME_OUTS:  # without them a silent server would hang the caller
         options[name] = options.get(name) or DEFAULTS[name]
     if not is_behind_sentinels(client):
-        return redis.Redis(connection_pool=Pool(**options))
+        return redis.Redis(connection_pool=(kind or Pool)(**options))
     options |= sentinel_options_of(pool)
     options["sentinel_manager"] = _without_retries(options["sentinel_manager"])
     return redis.Redis(connection_pool=_SentinelPool(**options))  # type: ignore[no-untyped-call]
@@ -87,6 +88,14 @@ class Pool(redis.BlockingConnectionPool):
         return f"<{type(self).__name__} {options.get('path') or options.get('host')}:{options.get('port')}>"
 
 
+class _PoolOfSentinel(Pool):
+    """The pool for one Sentinel. It keeps nothing open: a gateway may forget connections that are idle for so long."""
+
+    def release(self, connection: Any) -> None:
+        connection.disconnect()
+        super().release(connection)  # type: ignore[no-untyped-call]
+
+
 class _SentinelPool(SentinelConnectionPool, Pool):
     """A Sentinel pool that makes callers wait for a free connection, and counts its connections correctly.
 
@@ -116,7 +125,7 @@ def _without_retries(sentinels: Sentinel) -> Sentinel:
     """
     ours: Sentinel = copy.copy(sentinels) if isinstance(sentinels, Sentinel) else Sentinel([])
     vars(ours).update(vars(sentinels))
-    ours.sentinels = [derive(sentinel) for sentinel in sentinels.sentinels]
+    ours.sentinels = [derive(sentinel, kind=_PoolOfSentinel) for sentinel in sentinels.sentinels]
     return ours
 
 

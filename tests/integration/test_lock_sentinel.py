@@ -86,6 +86,16 @@ def test_renewal_goes_on_after_the_sentinels_knew_no_primary(port, caplog):
     lock.release()
 
 
+def test_sentinels_whose_connections_a_gateway_has_forgotten_are_no_outage(proxy, port):
+    client = primary_behind(proxy.port)
+    with Lock(client, NAME, timeout=10):
+        pass
+    proxy.forget_all()
+    cut_connections(address_of(primary_behind(port)))
+    with Lock(client, NAME, timeout=10):
+        pass
+
+
 def test_where_no_sentinel_answers_its_password_is_in_no_error(log):
     secret = "s3cret"  # noqa: S105
     with socket.socket() as taken:
