@@ -116,9 +116,11 @@ def route_of(command: Command, cluster: ClusterClient) -> Generator[tuple[Node, 
             at, asking = cluster.reached(error.host, error.port, at), not isinstance(error, MovedError)
             if not asking:
                 cluster.moved(hash_slot, at)
-        except (RedisConnectionError, RedisTimeoutError, ClusterDownError):
+        except (RedisConnectionError, RedisTimeoutError, ClusterDownError) as error:
             cluster.doubt(at)
-            raise
+            if not isinstance(error, ClusterDownError) or cluster.owner(hash_slot) == at:
+                raise
+            at, asking = cluster.owner(hash_slot), False  # the node has left the Cluster: it ran nothing
         except ResponseError as error:
             if not _is_between_nodes(error) or time.monotonic() > until:
                 raise

@@ -153,7 +153,8 @@ class ClusterClient:
         """
         self._looked_at = time.monotonic()
         error: Exception | None = None
-        for address in sorted(dict.fromkeys([*self._primaries, *self.nodes]), key=lambda one: self._order(one, last)):
+        nodes = sorted(dict.fromkeys([*self._primaries, *self.nodes]), key=lambda one: self._order(one, last))
+        for address in nodes:
             try:
                 found = self._client(address).execute_command("CLUSTER SLOTS")  # type: ignore[no-untyped-call]
             except AuthenticationError:
@@ -163,8 +164,9 @@ class ClusterClient:
                 if last is not None and isinstance(failed, RedisTimeoutError):
                     break
             else:
-                self._learn(found, address)
-                return
+                if found or address == nodes[-1]:  # one that has left the Cluster, or restarted empty, knows of none
+                    self._learn(found, address)
+                    return
         raise RedisConnectionError(f"no node of the Cluster {self.shown} answers") from error
 
     def _order(self, address: Node, last: Node | None) -> tuple[bool, bool, float]:

@@ -102,8 +102,15 @@ class Nodes:
             wait_until(lambda: "'cluster_state': 'ok'" in str(node.client.execute_command("CLUSTER INFO")), "it is in")
             yield node
             self._added.remove(node)
-            for other in self.primaries:
-                other.client.execute_command("CLUSTER", "FORGET", name)
+            with suppress(redis.ResponseError):  # it has been dismissed
+                for other in self.primaries:
+                    other.client.execute_command("CLUSTER", "FORGET", name)
+
+    def dismiss(self, node: Valkey) -> None:
+        """Have a primary without hash slots leave the Cluster, as `redis-cli --cluster del-node` does: it lives on."""
+        for other in self.primaries:
+            other.client.execute_command("CLUSTER", "FORGET", node_id(node))
+        node.client.execute_command("CLUSTER", "RESET", "SOFT")
 
     def all_know(self, name: str) -> None:
         """Wait until all nodes know the one called `name`."""

@@ -8,6 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from celery_redislock import Lock
+from celery_redislock.connection.cluster_client import LOOK_EVERY
+from celery_redislock.connection.connect import connect
+from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.protocol.names import keys_of
 from tests.lab.renewals import renew
 from tests.lab.servers import wait_until
@@ -100,6 +103,30 @@ def test_a_lock_is_renewed_where_its_hash_slot_moves_to_a_node_that_is_new(nodes
                 lock.check()
             renew_at(new, lock, key)
         nodes.move(key, source)
+
+
+def test_a_lock_is_released_although_the_node_that_had_it_has_left_the_cluster(nodes, client, tmp_path):
+    key = nodes.key_of(nodes.primaries[2])
+    with nodes.one_more(tmp_path / "new") as new:
+        with Lock(client, key, timeout=30):
+            nodes.move(key, new)
+        lock = Lock(client, key, timeout=30)
+        lock.acquire()
+        nodes.move(key, nodes.primaries[2])
+        nodes.dismiss(new)
+        time.sleep(LOOK_EVERY)  # the client, which was just made, has just looked up the hash slots
+        lock.release()
+
+
+def test_a_lock_is_taken_although_one_of_the_nodes_in_the_url_has_left_the_cluster(nodes, tmp_path):
+    with nodes.one_more(tmp_path / "new") as new:
+        nodes.dismiss(new)
+        for number in range(12):  # the nodes are asked in any order
+            client = connect(f"redis+cluster://127.0.0.1:{new.port},127.0.0.1:{nodes.primaries[0].port}", {})
+            with Lock(client, f"stock-{number}", timeout=30):
+                pass
+            LockServer.behind(client).stop()
+            client.close()
 
 
 def test_a_lock_stays_held_and_waited_for_while_a_whole_hash_slot_moves_at_once(nodes, client, move):
