@@ -105,5 +105,6 @@ class AsyncNodeConnections:
 
     def _connections_of(self, address: Node) -> AsyncConnections:
         if address not in self._of_nodes:
-            self._of_nodes[address] = AsyncConnections(self._cluster.connect(address, 50))
+            most = self._cluster.options.get("max_connections", 50)
+            self._of_nodes[address] = AsyncConnections(self._cluster.connect(address, most))
         return self._of_nodes[address]

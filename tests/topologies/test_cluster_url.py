@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
@@ -10,6 +12,7 @@ import redis
 from celery_redislock import Lock, LockUnavailable
 from celery_redislock.connection.connect import address, connect
 from celery_redislock.lock.lock_server import LockServer
+from celery_redislock.protocol.names import Demand
 from celery_redislock.worker.server_check import try_lock_server
 from tests.lab.proxy import Proxy
 from tests.lab.renewals import renew
@@ -53,6 +56,22 @@ def test_the_client_connects_with_its_first_command_and_again_where_that_has_fai
         wait_until(lambda: acquired(lock), "the Cluster answers")
         lock.release()
         client.close()
+
+
+def test_no_more_connections_to_a_node_are_used_than_the_user_allows(port):
+    client = connect(f"redis+cluster://127.0.0.1:{port}", {"max_connections": 2, "socket_timeout": 10.0})
+    server = LockServer(client)
+    server.store.inspect(Demand("stock"))  # the script is known from here on
+    with redis.Redis(port=port) as node, ThreadPoolExecutor(6) as threads:
+        node.client_pause(10_000, all=False)  # scripts count as writes
+        looks = [threads.submit(server.store.inspect, Demand("stock")) for _ in range(6)]
+        time.sleep(0.5)
+        blocked = node.info("clients")["blocked_clients"]
+        node.client_unpause()
+        assert [look.result() for look in looks] == [None] * 6
+    assert blocked == 2
+    server.stop()
+    client.close()
 
 
 def acquired(lock):
