@@ -8,7 +8,7 @@ from typing import Any
 
 import redis
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError, ReadOnlyError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_redislock.protocol.scripts import Command, Reply
@@ -51,7 +51,7 @@ class AsyncConnections:
                     reply = await self._ask(connection, command, asking)
                 except BaseException as error:
                     await connection.disconnect(nowait=True)  # a reply on its way would be taken for the next one's
-                    if isinstance(error, RedisConnectionError):  # the others may be dead too
+                    if isinstance(error, RedisConnectionError | ReadOnlyError):  # the others are no better
                         await self.close()
                     raise
                 self._free.append(connection)

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Self
 
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import ReadOnlyError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_redislock.connection.async_connections import AsyncConnections, AsyncNodeConnections
@@ -83,7 +83,10 @@ class AsyncServer:
         try:
             try:
                 reply = await self._transport.ask(command)
-            except (RedisConnectionError, RedisTimeoutError) as error:
+            except (RedisConnectionError, RedisTimeoutError, ReadOnlyError) as error:
+                # As in `Sender.ask`: only what asks for a key has another command `in_doubt`.
+                if isinstance(error, ReadOnlyError) and (in_doubt is None or in_doubt[0] is command):
+                    raise
                 is_lost = not isinstance(error, REFUSALS)
                 await asyncio.sleep(_random.uniform(0, MAX_PAUSE))
                 sent_at, resent = time.monotonic(), True

@@ -25,7 +25,7 @@ from celery_redislock.protocol.names import channel_of, keys_of
 from celery_redislock.testing import busy
 from tests.lab.app import make_app
 from tests.lab.renewals import renew
-from tests.lab.servers import wait_until
+from tests.lab.servers import Valkey, wait_until
 
 NAME = "stock"
 LINE = keys_of(NAME).line
@@ -81,6 +81,24 @@ class TestALock:
 
         asyncio.run(main())
         assert set(threading.enumerate()) <= before, "no keeper has anything to send"
+
+    def test_is_granted_by_the_new_primary_to_who_is_still_connected_to_the_former_one(
+        self, private_locks, lock_proxy, tmp_path
+    ):
+        """Both have one name, whose address has changed; no connection was closed."""
+        client, folder = redis.asyncio.from_url(lock_proxy.url, socket_timeout=15.0), tmp_path / "new"
+        folder.mkdir()
+
+        async def main():
+            private_locks.client.client_pause(300, all=False)  # scripts count as writes: each has its own connection
+            await asyncio.gather(*[Lock(client, name, timeout=30).locked() for name in "abc"])
+            private_locks.client.replicaof("127.0.0.1", "1")
+            lock_proxy.lead_to(new.url())
+            async with Lock(client, NAME, timeout=30) as lock:
+                assert new.client.get(NAME).decode() == lock.token
+
+        with Valkey(folder).serve() as new:
+            asyncio.run(main())
 
     def test_excludes_tasks_and_threads_and_redis_py_on_the_same_key(self, make, blocking, locks):
         async def main():
