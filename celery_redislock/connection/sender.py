@@ -79,13 +79,13 @@ class Sender:
         self.known: set[Script] = set()
 
     def ask(self, command: Command, undo: Callable[[], Command] | None = None) -> Answer:
-        """Send `command`, and once more if its connection is lost or its reply does not come.
+        """Send `command`, and once more if its connection is lost, its reply does not come, or a replica refuses it.
 
         Args:
             command: The command.
             undo: Given if `command` asks for a key. If there is no reply, the command that this returns is sent.
                 While the server is known to be out of reach, most callers get an error at once, and nothing is
-                sent. If a replica refuses `command`, it is also sent once more.
+                sent.
 
         Raises:
             LockUnavailable: The server did not answer, or refused the command.
@@ -93,17 +93,17 @@ class Sender:
         key = command.keys[0]
         if undo is not None and self.outage_of(key).unreachable is not None:
             self._look_again(key)
-        sent_at, resent, is_lost = time.monotonic(), False, False
+        sent_at, is_lost = time.monotonic(), False
         try:
             try:
                 reply = self._transport.ask(command)
             except (RedisConnectionError, RedisTimeoutError, ReadOnlyError) as error:
                 # After a failover, a new connection to the same address may lead to the new primary.
-                if undo is None and isinstance(error, ReadOnlyError):
-                    raise
+                if isinstance(error, ReadOnlyError) and undo is None and self.outage_of(key).since is not None:
+                    raise  # it does not
                 is_lost = not isinstance(error, REFUSALS)
                 time.sleep(_random.uniform(0, MAX_PAUSE))
-                sent_at, resent = time.monotonic(), True
+                sent_at = time.monotonic()
                 reply = self._transport.ask(command)
         except BaseException as error:
             self._answered |= not isinstance(error, RedisError)  # interrupted: the server may have carried it out
@@ -116,7 +116,7 @@ class Sender:
             raise
         self._answered = True
         self.outage_of(key).answered(command.script, granted=reply[0] == GRANTED)
-        return reply, sent_at, resent
+        return reply, sent_at, is_lost
 
     def ask_all(self, commands: Sequence[Command], undo: Callable[[], Sequence[Command]]) -> tuple[list[Reply], float]:
         """Send `commands`, each of which asks for a key, once. Return the replies, and when they were sent.
@@ -182,8 +182,8 @@ class Sender:
         Raises:
             LockUnavailable: The server did not answer, or refused the command.
         """
-        reply, _, resent = self.ask(command)
-        return resent or reply[0] != LOST
+        reply, _, is_lost = self.ask(command)
+        return is_lost or reply[0] != LOST
 
     def send_late(self, command: Command, on_reply: Callable[[bool], object], in_doubt: Callable[[], object]) -> None:
         """Send `command`, which must be safe to send twice, and return without waiting for its reply.

@@ -79,17 +79,14 @@ class AsyncServer:
             LockUnavailable: The server did not answer, or refused the command.
         """
         key = command.keys[0]
-        sent_at, resent, is_lost = time.monotonic(), False, False
+        sent_at, is_lost = time.monotonic(), False
         try:
             try:
                 reply = await self._transport.ask(command)
             except (RedisConnectionError, RedisTimeoutError, ReadOnlyError) as error:
-                # As in `Sender.ask`: only what asks for a key has another command `in_doubt`.
-                if isinstance(error, ReadOnlyError) and (in_doubt is None or in_doubt[0] is command):
-                    raise
                 is_lost = not isinstance(error, REFUSALS)
                 await asyncio.sleep(_random.uniform(0, MAX_PAUSE))
-                sent_at, resent = time.monotonic(), True
+                sent_at = time.monotonic()
                 reply = await self._transport.ask(command)
         except BaseException as error:
             if in_doubt is not None and (is_lost or in_doubt[0] is command or not isinstance(error, REFUSALS)):
@@ -99,7 +96,7 @@ class AsyncServer:
                 raise LockUnavailable(key, describe(error)) from error
             raise
         self.server.store.outage_of(key).answered(command.script, granted=reply[0] == Tag.GRANTED)
-        return reply, sent_at, resent
+        return reply, sent_at, is_lost
 
     async def take(self, held: HeldLock, timeout: float | None, *, poll: float, fence: bool) -> Conflict | None:
         """Acquire `held`, waiting while others hold its key. See `LockServer.take`.
@@ -134,8 +131,8 @@ class AsyncServer:
             LockUnavailable: Redis did not answer, or refused the command. The keeper sends it again.
         """
         release = held.hold.release()
-        reply, _, resent = await self.ask(release, (release, held.ends_at - time.monotonic()))
-        return resent or reply[0] != Tag.LOST
+        reply, _, is_lost = await self.ask(release, (release, held.ends_at - time.monotonic()))
+        return is_lost or reply[0] != Tag.LOST
 
     async def look(self, demand: Demand) -> Conflict | None:
         """See `LockStore.look`."""

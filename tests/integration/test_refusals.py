@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 import pytest
 import redis
@@ -13,7 +14,7 @@ from celery_redislock.connection.store import LockStore
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.hold import Hold
-from celery_redislock.protocol.names import Demand
+from celery_redislock.protocol.names import Demand, keys_of
 from celery_redislock.protocol.replies import Granted
 from tests.integration.conftest import KEY, look_all_at_once
 from tests.lab.asking import acquire
@@ -88,8 +89,9 @@ def test_an_acquire_that_is_refused_is_unavailable_and_works_after_the_cure(serv
     assert isinstance(holder("id").acquire(), Granted)
 
 
-def test_who_is_still_connected_to_a_former_primary_gets_the_key_from_the_new_one(private_locks, lock_proxy, tmp_path):
-    """Both have one name, whose address has changed; no connection was closed."""
+@pytest.fixture
+def moved(private_locks, lock_proxy, tmp_path) -> Iterator[tuple[LockStore, redis.Redis]]:
+    """A store that is still connected to a former primary, and the new one: their one name has another address now."""
     client = connect(lock_proxy.url, {"socket_timeout": 15.0, "socket_connect_timeout": 15.0})
     store, folder = LockStore.of(client), tmp_path / "new"
     folder.mkdir()
@@ -97,10 +99,35 @@ def test_who_is_still_connected_to_a_former_primary_gets_the_key_from_the_new_on
         look_all_at_once(store, private_locks.client, 3)
         read_only(private_locks.client)
         lock_proxy.lead_to(new.url())
-        token = tokens.mint(tokens.mint_nonce(), None, tokens.origin("host", None))
-        assert isinstance(acquire(store, Demand(KEY), token, 60), Granted)
-        assert new.client.get(KEY) == token.value
+        yield store, new.client
     client.close()
+
+
+def test_who_is_still_connected_to_a_former_primary_gets_the_key_from_the_new_one(moved):
+    store, new = moved
+    token = tokens.mint(tokens.mint_nonce(), None, tokens.origin("host", None))
+    assert isinstance(acquire(store, Demand(KEY), token, 60), Granted)
+    assert new.get(KEY) == token.value
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_who_is_still_connected_to_a_former_primary_gives_the_key_back_to_the_new_one(moved, private_locks, is_held):
+    """It may have lost the key: it is told so, because the former primary has not carried out anything."""
+    store, new = moved
+    token = tokens.mint(tokens.mint_nonce(), None, tokens.origin("host", None))
+    private_locks.client.replicaof("NO", "ONE")
+    private_locks.client.set(KEY, token.value)
+    read_only(private_locks.client)
+    if is_held:
+        new.set(KEY, token.value)
+    assert store.release(Demand(KEY), token) is is_held
+    assert not new.exists(KEY)
+
+
+def test_who_is_still_connected_to_a_former_primary_waits_in_the_line_of_the_new_one(moved):
+    store, new = moved
+    store.enter(Demand(KEY), tokens.mint(tokens.mint_nonce(), None, tokens.origin("host", None)), 1)
+    assert new.zcard(keys_of(KEY).line) == 1
 
 
 def test_a_server_is_available_again_once_a_run_has_all_of_its_keys(server, store, holder, log):
