@@ -126,9 +126,14 @@ class Term:
         with self._guard:
             return self._send(max(self.lease, self._asked_until - time.monotonic()))
 
-    def answered(self, renewal: Renewal) -> None:
-        """Record that the server has renewed the key."""
+    def answered(self, renewal: Renewal, *, is_lost: bool = False) -> None:
+        """Record that the server has renewed the key.
+
+        `is_lost` says that the renewal was sent twice: what was sent first may still reach the server at any time.
+        """
         with self._guard:
+            if is_lost:
+                self._in_doubt = min(self._in_doubt, renewal.ttl)
             self._under_way.remove(renewal)
             self._count(renewal.sent_at, renewal.counts, self.deadline)
 

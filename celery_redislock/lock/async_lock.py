@@ -202,7 +202,7 @@ class Lock(Handle):
             part.check_held()
             renewal = part.extending(ttl)
             try:
-                reply, _, _ = await here.ask(commands.renew([(part.permit, part.token, renewal.ttl)]))
+                reply, _, is_lost = await here.ask(commands.renew([(part.permit, part.token, renewal.ttl)]))
             except BaseException:
                 part.unanswered(renewal)
                 raise
@@ -212,5 +212,5 @@ class Lock(Handle):
             if Renewed.of(reply[0]) is None:
                 part.lose(KEY_GONE)
             part.check_held()
-            part.answered(renewal)
+            part.answered(renewal, is_lost=is_lost)
         return True

@@ -6,13 +6,16 @@ it; and one whose sender has given up waiting may still arrive.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
+import redis.asyncio
 
 from celery_redislock import Lock, LockUnavailable
+from celery_redislock.asyncio import Lock as AsyncLock
 from celery_redislock.protocol.scripts import RELEASE, RENEW
 from tests.lab.renewals import begin_renewal, held_by
 from tests.lab.servers import wait_until
@@ -152,3 +155,23 @@ def test_a_lock_that_is_released_while_it_is_extended_is_renewed_no_more(make, l
         with pytest.raises(LockUnavailable):
             releases.result(10)
     wait_until(lambda: not locks.client.exists(NAME), "the key ends", 5)
+
+
+def test_a_shortening_of_a_coroutine_that_arrives_after_it_was_sent_again_costs_its_holder_no_trust(
+    make, lock_proxy, locks, overtrust
+):
+    """Its answer did not come, so it was sent once more; what was sent first is still on its way."""
+
+    async def main():
+        client = redis.asyncio.from_url(lock_proxy.url, socket_timeout=0.3)
+        lock = AsyncLock(client, NAME, timeout=60, thread_local=False)
+        await lock.acquire()
+        shortening = lock_proxy.hold(**RENEWAL, before=True)
+        await lock.extend(20, replace_ttl=True)
+        await lock.extend(60, replace_ttl=True)
+        assert locks.client.pttl(NAME) > 50_000
+        shortening.let_go()
+        await asyncio.to_thread(wait_until, lambda: locks.client.pttl(NAME) <= 20_000, "the shortening arrives")
+        assert overtrust(lock) <= 0
+
+    asyncio.run(main())
