@@ -14,11 +14,14 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
+from bisect import bisect, insort
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+from celery.signals import task_received
 from celery.utils.quorum_queues import detect_quorum_queues
 from celery.worker import state
 from celery.worker.request import Request
@@ -278,18 +281,30 @@ class Windows(QoS):
     Waiting messages would fill the consumer's window, and nothing else would be delivered. So the worker
     starts a new consumer, which has its own window. The old consumer's messages stay unacked but no longer count.
 
+    Messages that Celery keeps until their eta fill the window in the same way. Some were sent back with a countdown,
+    because the worker is full or the lock server is down. So messages count as waiting until their eta.
+
     Args:
         consumer: Celery's consumer, with Celery's own QoS.
+        wake_up: Wakes the event loop up, to call `update`.
     """
 
-    def __init__(self, consumer: Any) -> None:
+    def __init__(self, consumer: Any, wake_up: Callable[[], None]) -> None:
         super().__init__(consumer.qos.callback, consumer.qos.value, most_prefetched(consumer))
-        self._consumer = consumer
+        self._consumer, self._wake_up = consumer, wake_up
         #: The prefetch count of the next consumer of a queue.
         self._count: int = consumer.initial_prefetch_count
         #: The prefetch count of each consumer, and the delivery tags of its waiting messages, by consumer tag.
         self._counts: dict[str, int] = {}
         self._waiting: dict[str, set[Any]] = {}
+        #: The etas of the messages that each consumer has received with one, in order, by consumer tag.
+        self._etas: dict[str, list[datetime]] = {}
+        task_received.connect(self._note_eta, sender=consumer)
+
+    def _note_eta(self, request: Request, **_: Any) -> None:
+        if request.eta and self.value != self.max_prefetch:
+            insort(self._etas.setdefault(request.message.delivery_info["consumer_tag"], []), request.eta)
+            self._wake_up()  # `update` itself may have received the message
 
     def keep(self, message: Any) -> None:
         """Count `message` as waiting."""
@@ -314,11 +329,13 @@ class Windows(QoS):
         consumer = self._consumer
         tags = tags_of(consumer.task_consumer)
         self._counts = {tag: self._counts.get(tag, self._count) for tag in tags.values()}
-        for tag in self._waiting.keys() - self._counts.keys():
-            del self._waiting[tag]
+        for by_tag in (self._waiting, self._etas):
+            for tag in by_tag.keys() - self._counts.keys():
+                del by_tag[tag]
         slots = slots_of(consumer.pool)
         for queue, tag in tags.items():
-            waiting = len(self._waiting.get(tag, ()))
+            etas = self._etas.get(tag, [])
+            waiting = len(self._waiting.get(tag, ())) + len(etas) - bisect(etas, datetime.now(UTC))
             left = self._counts[tag] - waiting
             if not waiting or left >= slots:
                 continue
@@ -357,8 +374,8 @@ def let_go(consumer: Any, request: Request) -> None:
         consumer.qos.let_go(request.message)
 
 
-def open_windows(consumer: Any) -> None:
-    """Give `consumer` a `Windows` if its prefetch count cannot grow.
+def open_windows(consumer: Any, wake_up: Callable[[], None]) -> None:
+    """Give `consumer` a `Windows` if its prefetch count cannot grow; for `wake_up`, see there.
 
     Celery makes the same checks when it starts to consume.
     """
@@ -369,4 +386,4 @@ def open_windows(consumer: Any) -> None:
         return
     is_quorum = app.conf.worker_detect_quorum_queues and detect_quorum_queues(app, connection.transport.driver_type)[0]
     if is_quorum or connection.qos_semantics_matches_spec:  # kombu says so of RabbitMQ 4: each consumer has its own
-        consumer.qos = Windows(consumer)
+        consumer.qos = Windows(consumer, wake_up)

@@ -85,7 +85,7 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     def start(self, parent: Any) -> None:
         """Start keeping messages."""
-        open_windows(parent)
+        open_windows(parent, self._starter.wake_up)
         self._consumer, self._queues = parent, {}
         self._starter.start(parent)
         self._handover.start(parent)

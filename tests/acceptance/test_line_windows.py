@@ -50,3 +50,24 @@ def test_all_slots_stay_of_use_while_one_message_waits(tasks, start_worker, ledg
         gate.open()
     for result in [*strangers, waits]:
         result.get(timeout=10)
+
+
+def test_what_is_sent_back_with_a_pause_keeps_no_stranger_out(config, tasks, start_worker):
+    """On classic queues, the worker itself keeps the message until the pause is over."""
+    config.settings["redislock_waiting_limit"] = 0
+    worker = start_worker(1)
+    tasks.collected_debounced.delay("k")
+    wait_until(lambda: "not due yet" in worker.output(), "it is sent back for a minute")
+    assert [tasks.plain.delay().get(timeout=10) for _ in range(3)] == ["plain"] * 3
+
+
+def test_a_message_that_waits_beside_plain_ones_with_a_countdown_keeps_no_stranger_out(config, tasks, start_worker):
+    config.settings["worker_prefetch_multiplier"] = 4
+    start_worker(1)
+    later = [tasks.plain.apply_async(countdown=600) for _ in range(3)]
+    with tasks.work.lock_for("k"):
+        waits = tasks.work.delay("k", "waits")
+        wait_until(lambda: kept(tasks.work.app) == 1, "it waits")
+        assert tasks.plain.delay().get(timeout=10) == "plain"
+    assert waits.get(timeout=10) == "waits"
+    assert not any(result.ready() for result in later)
