@@ -71,3 +71,11 @@ def test_a_message_that_waits_beside_plain_ones_with_a_countdown_keeps_no_strang
         assert tasks.plain.delay().get(timeout=10) == "plain"
     assert waits.get(timeout=10) == "waits"
     assert not any(result.ready() for result in later)
+
+
+def test_many_more_messages_with_a_countdown_than_the_worker_prefetches_keep_no_stranger_out(tasks, start_worker):
+    """It starts one consumer after the other at once, and does not sleep for a second before each."""
+    start_worker(1)
+    for number in range(60):
+        tasks.work.apply_async((number,), countdown=600)
+    assert tasks.plain.delay().get(timeout=20) == "plain"
