@@ -100,8 +100,9 @@ class Also(NamedTuple):
     """As `lock_rate`."""
 
 
-def _is_also(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(one, Also) for one in value)
+def _is_list_of(kind: type, value: Any, lists: Any = list | tuple) -> bool:
+    """Whether `value` is one of these `lists`, and has only items of this kind."""
+    return isinstance(value, lists) and all(isinstance(one, kind) for one in value)
 
 
 def _is_key(value: Any) -> bool:
@@ -109,9 +110,7 @@ def _is_key(value: Any) -> bool:
 
 
 def _is_names(value: Any) -> bool:
-    return value is None or (
-        isinstance(value, list | tuple | set | frozenset) and all(isinstance(name, str) for name in value)
-    )
+    return value is None or _is_list_of(str, value, list | tuple | set | frozenset)
 
 
 #: The task options, without the prefix ``lock_``. `KEY_OPTIONS` depend on the task's parameters, and have no app-wide
@@ -121,9 +120,9 @@ KEY_OPTIONS: Mapping[str, Rule] = {
     "key": Rule(
         None,
         "a template, a list of templates, a callable, or None",
-        lambda v: v is None or _is_key(v) or (isinstance(v, list | tuple) and all(isinstance(one, str) for one in v)),
+        lambda v: v is None or _is_key(v) or _is_list_of(str, v),
     ),
-    "also": Rule((), "a list of Also(key, limit=...) or Also(key, rate=...)", _is_also),
+    "also": Rule((), "a list of Also(key, limit=...) or Also(key, rate=...)", lambda v: _is_list_of(Also, v)),
     "fair": Rule(None, "the name of a parameter, a template, or None", lambda v: v is None or isinstance(v, str)),
     "weight": Rule(1, f"{WEIGHT.allowed}, or a callable that returns one", lambda v: WEIGHT.accepts(v) or callable(v)),
 }
@@ -150,7 +149,7 @@ OPTIONS: Mapping[str, Rule] = {
     "rate": Rule(
         None,
         f"{RATE.allowed}; or a callable that returns one",
-        lambda v: v is None or callable(v) or bool(shares_of(v)),
+        lambda v: v is None or callable(v) or shares_of(v),
     ),
 }
 #: The options that do not go together with several keys, and why.
