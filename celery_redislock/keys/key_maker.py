@@ -257,12 +257,7 @@ def _callable_namer(
         return printable(str.__str__(made), UNSAFE)
 
     def name(arguments: Arguments) -> str | list[str]:
-        try:
-            made = lock_key(arguments)
-        except STRIKES:  # raised in a body that publishes, or a time limit before the body
-            raise
-        except Exception as error:
-            raise LockKeyError(f"{task}: {option} raised {blame(error)}") from error
+        made = made_by(lock_key, task, option, arguments)
         if option == "lock_key" and isinstance(made, list | tuple) and made:
             return [checked(one, "a list of ") for one in made]
         return checked(made)
@@ -270,7 +265,21 @@ def _callable_namer(
     return name
 
 
-def blame(error: Exception) -> str:
+def made_by(function: Callable[[Arguments], Any], task: str, option: str, arguments: Arguments) -> Any:
+    """Return what the user's own `function`, the value of an option, makes of the arguments of a call.
+
+    Raises:
+        LockKeyError: It raises.
+    """
+    try:
+        return function(arguments)
+    except STRIKES:  # raised in a body that publishes, or a time limit before the body
+        raise
+    except Exception as error:
+        raise LockKeyError(f"{task}: {option} raised {_blame(error)}") from error
+
+
+def _blame(error: Exception) -> str:
     """Say what the user's callable raised and where, but not the message, which may contain an argument."""
     if frame := error.__traceback__ and error.__traceback__.tb_next:
         return f"{type(error).__name__} in {basename(frame.tb_frame.f_code.co_filename)}, line {frame.tb_lineno}"

@@ -25,9 +25,9 @@ from celery_redislock.app import (
     server_of,
     settings_of,
 )
-from celery_redislock.errors import STRIKES, LockConfigError, LockKeyError
+from celery_redislock.errors import LockConfigError, LockKeyError
 from celery_redislock.keys.arguments import digest
-from celery_redislock.keys.key_maker import DIGEST, KeyMaker, blame, signature_of
+from celery_redislock.keys.key_maker import DIGEST, KeyMaker, made_by, signature_of
 from celery_redislock.message.calls import check_serializer
 from celery_redislock.message.header import Header, Reservation
 from celery_redislock.message.republish import Broker
@@ -252,12 +252,7 @@ class LockPlan:
         """
         if not callable(value):
             return value
-        try:
-            made = value(arguments)
-        except STRIKES:  # raised in a body that publishes, or a time limit before the body
-            raise
-        except Exception as error:
-            raise LockKeyError(f"{self.task}: {option} raised {blame(error)}") from error
+        made = made_by(value, self.task, option, arguments)
         if not accepts(rule, made):
             is_number = type(made) is int or (type(made) is float and rule is WEIGHT)
             shown = made if is_number else f"a {type(made).__name__}"
