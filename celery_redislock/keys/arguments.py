@@ -101,22 +101,20 @@ def digest(text: str) -> str:
 
 def template_namer(task: str, parameters: Sequence[str], template: str, option: str = "lock_key") -> Namer:
     """Return a function that makes a name by filling arguments into `template`. Such a name is readable in Redis."""
-    parts = parse_template(task, template, option)
-    check_parameters(task, option, [field for _, field in parts if field], parameters)
+    *filled, (end, _) = parse_template(task, template, option)
+    check_parameters(task, option, [field for _, field in filled], parameters)
     # Escape values so that none contains the separator after its field, or ':', the usual separator in keys. Otherwise
     # two different calls could make the same name.
-    separators = "".join(_separator(literal) or "" for literal, field in parts[1:] if field)
+    separators = "".join(_separator(literal) or "" for literal, _ in filled[1:])
     unsafe = re.compile(f"[%:{{}}\\s{re.escape(separators)}]")
 
     def name(arguments: Arguments) -> str:
-        made = []
-        for literal, field in parts:
-            made.append(literal)
-            if field:
-                made.append(printable(_template_value(task, option, field, arguments[field]), unsafe))
-        if not any(made):
+        made = ""
+        for literal, field in filled:
+            made += literal + printable(_template_value(task, option, field, arguments[field]), unsafe)
+        if not made + end:
             raise LockKeyError(f"{task}: {option} makes an empty name from these arguments")
-        return "".join(made)
+        return made + end
 
     return name
 
