@@ -218,9 +218,7 @@ class Handover:
     def take_back(self) -> list[WaitingMessage]:
         """Wait until the current batch of leaving messages is published, and return those that are left."""
         with self._guard:
-            left = [*self._leaving]
-            self._leaving.clear()
-            thread = self._thread
+            left, thread = [*drained(self._leaving)], self._thread
         if thread is not None:
             thread.join(LONGEST)
         return left
