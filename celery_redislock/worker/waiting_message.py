@@ -84,12 +84,14 @@ class WaitingMessage(Waiter):
 
     # Thousands of messages may wait, so each keeps as little as possible.
     __slots__ = (
-        *("deadline", "demand", "is_asleep", "lost_at", "number", "rank", "wants", "watches"),  # those of each `Waiter`
+        # Those of each `Waiter`.
+        *("deadline", "demand", "is_asleep", "lost_at", "number", "published", "rank", "wants", "watches"),
         *("called", "claim", "has_slot", "joins", "request", "worker"),
-        *("_asks_if_cooling", "_leaves_at", "_published", "_room", "_since"),
+        *("_asks_if_cooling", "_leaves_at", "_room", "_since"),
     )
 
     look_every = 1.0
+    published: int
 
     def __init__(self, request: Any, place: Place, worker: WorkerPort) -> None:
         plan: LockPlan = request.task.lock_plan
@@ -108,7 +110,7 @@ class WaitingMessage(Waiter):
         if self.is_asleep:
             self.deadline = min(self.deadline, now + place.sleeps_for)
         self._since = now
-        self._published = self.rank if self.rank < FIRST_TURN else header.published or int(header.since * 1e6)
+        self.published = self.rank if self.rank < FIRST_TURN else header.published or int(header.since * 1e6)
         self.worker = worker
         self.called = self.has_slot = False
         # If runs get an answer and the room does not, a message comes back each time. Its pauses here spare the slots.
@@ -149,11 +151,6 @@ class WaitingMessage(Waiter):
     def group(self) -> str:
         """The name of the task. All messages of a task need a slot, and a rate token if the task has a `rate_limit`."""
         return str(self.request.task.name)
-
-    @property
-    def published(self) -> int:
-        """See `Waiter.published`."""
-        return self._published
 
     @property
     def may_be_displaced(self) -> bool:
