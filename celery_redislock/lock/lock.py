@@ -166,11 +166,10 @@ class Lock(Handle):
         held = HeldLock(server.store, self._hold(), self.timeout or math.inf)
         poll = float(self.sleep if sleep is None else sleep)
         try:
-            conflict = server.take(held, timeout, poll=poll, fence=self._fence)
-            while conflict is None and token is not None and not _choose_token(server, held, token):
-                conflict = server.take(held, timeout, poll=poll, fence=self._fence)  # it was lost before that
-            if conflict is None:
-                self._set(self._keep(server, held), in_block)
+            while (conflict := server.take(held, timeout, poll=poll, fence=self._fence)) is None:
+                if token is None or _choose_token(server, held, token):  # otherwise it was lost before that
+                    self._set(self._keep(server, held), in_block)
+                    return None
             return conflict
         except BaseException:
             server.keeper.remove(held)
