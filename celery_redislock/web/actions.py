@@ -45,10 +45,8 @@ class Actions:
 
     def question(self, action: str, about: str) -> Question:
         """What to ask before ``release`` or ``drop`` of a key, or ``revoke`` of a task id."""
-        asked: Question = self._try(
-            lambda: getattr(self, f"_before_{action}")(about), lambda why: Question([why], can_act=False)
-        )
-        return asked
+        asked = self._try(f"_before_{action}", about)
+        return asked if isinstance(asked, Question) else Question([asked], can_act=False)
 
     def act(self, action: str, about: str, form: Mapping[str, str], client: str) -> str:
         """Do it.
@@ -62,21 +60,22 @@ class Actions:
         Returns:
             The result, as a sentence.
         """
-        result: str = self._try(lambda: getattr(self, f"_{action}")(about, form), lambda why: why)
+        result: str = self._try(f"_{action}", about, form)
         named = {"task_id" if action == "revoke" else "key": about}
         extra = fields("by_hand", **named, reason=f"{action}: {result}")
         logger.warning("%s on the web page, %s %s: %s", client, action, shown(about, LONGEST), result, extra=extra)
         return result
 
-    def _try(self, ask: Any, otherwise: Any) -> Any:
+    def _try(self, method: str, *about: Any) -> Any:
+        """What a method returns; if it fails, why, as a sentence."""
         try:
-            return ask()
+            return getattr(self, method)(*about)
         except RedisError as error:
-            return otherwise(f"Nothing was done: {unreachable(self._app, error)}")
+            return f"Nothing was done: {unreachable(self._app, error)}"
         except click.ClickException as error:
-            return otherwise(error.message)
+            return error.message
         except UnicodeEncodeError:  # the lock server's scripts take only keys that are text
-            return otherwise("Nothing was done: this name is not UTF-8.")
+            return "Nothing was done: this name is not UTF-8."
 
     @property
     def _tools(self) -> tuple[Locks, Workers]:
