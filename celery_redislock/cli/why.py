@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, Self
 
@@ -152,7 +152,8 @@ class Why:
         seen = [(worker, what) for worker, found in sorted(answers.items()) for what in found]
         for worker, what in seen:
             yield from self._in_worker(worker, what, result)
-        yield from self._calls({what["lock"] or what.get("reserved") for _, what in seen} - {None})
+        for lock in {what["lock"] or what.get("reserved") for _, what in seen} - {None}:
+            yield from map(self._row, (row for row in self._locks.of(lock) if row.calls and self._is_mine(row)))
         found: list[Said] = []
         if result.has_ended:
             found = [*self._in_result(result)]
@@ -266,11 +267,6 @@ class Why:
             yield Said(Say.HOLDS(lock=row.part.key, since=moment(row.token.since, _now())))
             if row.token.asked_by:
                 yield Said(Say.STOPPING(newer=row.token.asked_by))
-
-    def _calls(self, locks: Iterable[str]) -> Iterator[Said]:
-        """Say how many calls the task's message stands for while it waits in the queue."""
-        rows = (row for lock in locks for row in self._locks.of(lock) if row.calls and self._is_mine(row))
-        yield from map(self._row, rows)
 
     # What the result backend knows.
 
