@@ -166,10 +166,7 @@ def on_outstanding(
         elif job.state == "sending":
             if job.task_id not in passed.unsent:
                 return NotSent(str(job.task_id))
-        elif known:
-            if job.task_id not in known:
-                return Answer(job)
-        elif has_ended(job):
+        elif job.task_id in known or (not known and has_ended(job)):
             ended.add(str(job.task_id))
         else:
             return Answer(job)
