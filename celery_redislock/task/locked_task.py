@@ -348,19 +348,13 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
             TypeError, LockKeyError, LockConfigError: As in `lock_for`.
             LockUnavailable: Redis did not answer, or refused the command.
         """
-        plan = self._plan()
-        if not plan.enabled:
-            return None
-        store, demands = server_of(plan.app).store, demands_of(self, plan, args, kwargs)
-        return _first_taken(demands, [store.inspect(one) for one in demands])
+        plan, demands = self._asked_about(args, kwargs)
+        return _first_taken(demands, [server_of(plan.app).store.inspect(one) for one in demands])
 
     async def alock_info(self, *args: Any, **kwargs: Any) -> LockInfo | None:
         """Do what `lock_info` does, for coroutines; it raises the same."""
-        plan = self._plan()
-        if not plan.enabled:
-            return None
-        server, demands = AsyncServer.here(server_of(plan.app)), demands_of(self, plan, args, kwargs)
-        return _first_taken(demands, [await server.inspect(one) for one in demands])
+        plan, demands = self._asked_about(args, kwargs)
+        return _first_taken(demands, [await AsyncServer.here(server_of(plan.app)).inspect(one) for one in demands])
 
     if not TYPE_CHECKING:  # type checkers know the options from LockAttributes
 
@@ -381,6 +375,11 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
         if (plan := self._plan_in_use()) is None:
             raise LockConfigError(f"{self.name} has no lock: it is one of Celery's own tasks")
         return plan
+
+    def _asked_about(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[LockPlan, Sequence[Demand]]:
+        """The plan, and what the call asks for, as in `demands_of`; nothing if locks are switched off."""
+        plan = self._plan()
+        return plan, demands_of(self, plan, args, kwargs) if plan.enabled else ()
 
     def _lock_for(self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_async: bool) -> Any:
         """See `lock_for`; None if locks are switched off."""
