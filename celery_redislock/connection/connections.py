@@ -298,7 +298,7 @@ class Connections:
             self._queue.give(None)
 
     def _drop(self, connection: Connection) -> None:
-        """Close `connection` after an error, and the spares: a gateway may have forgotten all connections that were idle.
+        """Close `connection` after an error, and the spares: a gateway may have forgotten all that were idle.
 
         They may also still lead to a former primary.
         """

@@ -6,15 +6,15 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, Protocol
 
-from redis.exceptions import RedisError
-
-from celery_redislock.errors import LockLost, LockReplaced, LockUnavailable, describe, fields, run_named, shown
+from celery_redislock.errors import LockLost, LockReplaced, fields, run_named, shown
+from celery_redislock.protocol import commands
 from celery_redislock.protocol.hold import OVER, Hold
 from celery_redislock.protocol.names import keys_of
 from celery_redislock.protocol.replies import Granted, Renewed
+from celery_redislock.protocol.scripts import Command, Reply
 from celery_redislock.protocol.tokens import Token
 
 logger = logging.getLogger(__name__)
@@ -161,11 +161,11 @@ class Term:
         self.renew_at = sent_at + min(pause, self._longest)
 
 
-class Renews(Protocol):
+class Asks(Protocol):
     """What a held lock needs of the store that has granted it."""
 
-    def renew(self, locks: Sequence[tuple[str, Token, float]]) -> list[Renewed | RedisError | None]:
-        """See `LockStore.renew`."""
+    def ask(self, command: Command) -> tuple[Reply, float, bool]:
+        """See `Sender.ask`."""
 
 
 class HeldLock(Term):
@@ -191,7 +191,7 @@ class HeldLock(Term):
 
     def __init__(
         self,
-        store: Renews,
+        store: Asks,
         hold: Hold,
         lease: float,
         max_hold: float | None = None,
@@ -289,17 +289,16 @@ class HeldLock(Term):
         self.check_held()
         renewal = self.extending(ttl)
         try:
-            (renewed,) = self.store.renew([(self.permit, self.token, renewal.ttl)])
-        except BaseException as error:
+            reply, _, is_lost = self.store.ask(commands.renew([(self.permit, self.token, renewal.ttl)]))
+        except BaseException:
             self.unanswered(renewal)
-            if isinstance(error, RedisError):
-                raise LockUnavailable(self.key, describe(error)) from error
             raise
+        renewed = Renewed.of(reply[0])
         if renewed is None:
             self.lose(KEY_GONE)
         self.check_held()
-        self.answered(renewal)
-        if isinstance(renewed, Renewed) and renewed.asked_by:
+        self.answered(renewal, is_lost=is_lost)
+        if renewed is not None and renewed.asked_by:
             self.ask_to_stop(renewed.asked_by)
 
     def granted(self, grant: Granted) -> None:

@@ -335,7 +335,8 @@ class Windows(QoS):
         slots = slots_of(consumer.pool)
         for queue, tag in tags.items():
             etas = self._etas.get(tag, [])
-            waiting = len(self._waiting.get(tag, ())) + len(etas) - bisect(etas, datetime.now(UTC))
+            del etas[: bisect(etas, datetime.now(UTC))]
+            waiting = len(self._waiting.get(tag, ())) + len(etas)
             left = self._counts[tag] - waiting
             if not waiting or left >= slots:
                 continue
