@@ -169,8 +169,7 @@ def publish_time(options: Mapping[str, Any]) -> int:
     Celery will refuse are ignored.
     """
     global _last
-    now = time.time_ns() // 1000
-    _last = now = max(now, _last + 1)
+    _last = now = max(time.time_ns() // 1000, _last + 1)
     countdown, eta = options.get("countdown"), options.get("eta")
     try:
         if countdown:
@@ -192,12 +191,10 @@ def was_delivered_before(request: Mapping[str, Any]) -> bool:
     """
     if (request.get("delivery_info") or {}).get("redelivered"):
         return True
-    info = (request.get("properties") or {}).get("delivery_info")
-    if not isinstance(info, dict) or "sqs_message" not in info:
-        return False
+    info: Any = (request.get("properties") or {}).get("delivery_info")
     try:
         return int(info["sqs_message"]["Attributes"]["ApproximateReceiveCount"]) > 1
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError):  # not from SQS
         return False
 
 
