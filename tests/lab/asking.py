@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from celery_redislock import LockUnavailable
 from celery_redislock.connection.store import LockStore
 from celery_redislock.protocol.hold import Hold
 from celery_redislock.protocol.names import Demand, keys_of
@@ -17,6 +19,14 @@ class Caller:
 
     def __init__(self, demand: Demand, token: Token, **about: Any) -> None:
         self.hold = Hold(demand, token, **about)
+
+
+def answer_of(ask: Callable[[], Any]) -> Any:
+    """What `ask` returns, or the error if the server counts as unavailable."""
+    try:
+        return ask()
+    except LockUnavailable as error:
+        return error
 
 
 def acquire(

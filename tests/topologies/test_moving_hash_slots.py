@@ -12,6 +12,7 @@ from celery_redislock.connection.cluster_client import LOOK_EVERY
 from celery_redislock.connection.connect import connect
 from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.protocol.names import keys_of
+from tests.lab.asking import answer_of
 from tests.lab.renewals import renew
 from tests.lab.servers import wait_until
 
@@ -123,8 +124,9 @@ def test_a_lock_is_taken_although_one_of_the_nodes_in_the_url_has_left_the_clust
         nodes.dismiss(new)
         for number in range(12):  # the nodes are asked in any order
             client = connect(f"redis+cluster://127.0.0.1:{new.port},127.0.0.1:{nodes.primaries[0].port}", {})
-            with Lock(client, f"stock-{number}", timeout=30):
-                pass
+            lock = Lock(client, f"stock-{number}", timeout=30)
+            assert answer_of(lock.acquire) is True
+            lock.release()
             LockServer.behind(client).stop()
             client.close()
 
