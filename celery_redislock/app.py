@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import weakref
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -39,7 +38,6 @@ def server_of(app: Celery) -> LockServer:
         # After a fork, keep the inherited client: a `Lock` made before the fork uses it to find its server.
         server = LockServer.behind(inherited.client) if inherited else LockServer(client_of(app), keyprefix_of(app))
         server = servers.setdefault(os.getpid(), server)
-        weakref.finalize(app, server.stop).atexit = False  # else each app of a test suite would leave a thread
     return server
 
 

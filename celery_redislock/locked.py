@@ -231,7 +231,7 @@ class _Settings(NamedTuple):
         if not is_enabled(self.app):
             return AsyncNoLock() if is_async else NoLock()
         demands = [Demand(redis_key(self.prefix, name), self.limit) for name in names()]
-        return lock_of(self.app, demands, self.options, thread_local=True, is_async=is_async)
+        return lock_of(server_of(self.app).client, demands, self.options, thread_local=True, is_async=is_async)
 
 
 def _refuse_what_has_no_call(function: Any, *, is_async: bool) -> None:

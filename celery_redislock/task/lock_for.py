@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from celery import Celery
-
-from celery_redislock.app import server_of
 from celery_redislock.connection.store import LockStore
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.lock.async_lock import Lock as AsyncLock
@@ -24,10 +21,9 @@ from .execution import held_by_request
 class InRequests(Handle):
     """A lock that code inside a task's run with this key shares."""
 
-    def __init__(self, app: Celery, demand: Demand, options: LockOptions, *, thread_local: bool) -> None:
-        self._app = app  # while it lives, so does the thread that renews the lock
+    def __init__(self, client: Any, demand: Demand, options: LockOptions, *, thread_local: bool) -> None:
         super().__init__(
-            *(server_of(app).client, demand.key, options.lease),
+            *(client, demand.key, options.lease),
             blocking_timeout=options.block_for,
             thread_local=thread_local,
             renew=True,
@@ -49,7 +45,7 @@ class AsyncLockInRequests(InRequests, AsyncLock):
 
 
 def lock_of(
-    app: Celery, demands: Sequence[Demand], options: LockOptions, *, thread_local: bool, is_async: bool = False
+    client: Any, demands: Sequence[Demand], options: LockOptions, *, thread_local: bool, is_async: bool = False
 ) -> Any:
     """The lock for these demands: a `Lock`, or `Locks` of several; their twins if `is_async`.
 
@@ -57,10 +53,10 @@ def lock_of(
     """
     kind: type[Any] = AsyncLockInRequests if is_async else LockInRequests
     if len(demands) == 1:
-        return kind(app, demands[0], options, thread_local=thread_local)
+        return kind(client, demands[0], options, thread_local=thread_local)
     unfenced = options._replace(fence=False)
     locks = {
-        one.key: kind(app, one, options if one.key == demands[0].key else unfenced, thread_local=thread_local)
+        one.key: kind(client, one, options if one.key == demands[0].key else unfenced, thread_local=thread_local)
         for one in in_order(demands)
     }
     return (AsyncLocks if is_async else Locks)([*locks.values()], locks[demands[0].key])

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import gc
-import threading
-import time
-
 import pytest
 from celery import Celery
 from celery.exceptions import TaskRevokedError
 
 from celery_redislock import LockConflict, LockedTask, locked
 from celery_redislock.testing import busy
-from tests.lab.servers import wait_until
 
 
 @pytest.fixture
@@ -68,29 +63,3 @@ def test_one_is_switched_off_and_the_other_is_not(sync):
         with pytest.raises(TaskRevokedError):
             sync[0].apply((7,)).get()
         assert sync[1].apply((7,), {"inner": lambda: sync[1].lock.state}).get() == "none"
-
-
-def test_the_thread_of_an_app_ends_when_the_app_and_its_last_lock_are_gone(locks):
-    """As in a test suite with an application factory, or with Celery's own fixture `celery_app`."""
-
-    def lock_of_a_new_app():
-        app = Celery("gone", broker="memory://", set_as_current=False)
-        timeouts = {"socket_timeout": 0.2, "socket_connect_timeout": 0.2}
-        app.conf.update(redislock_url=locks.url(), redislock_lease=1.0, redislock_client_options=timeouts)
-
-        @app.task(base=LockedTask, shared=False)
-        def sync(account): ...
-
-        return sync.lock_for(7)
-
-    before, connections = set(threading.enumerate()), len(locks.client.client_list())
-    lock = lock_of_a_new_app()
-    with lock:
-        gc.collect()
-        (keeper,) = set(threading.enumerate()) - before
-        time.sleep(1.5)
-        lock.check()
-    del lock
-    gc.collect()
-    wait_until(lambda: not keeper.is_alive(), "its keeper has ended")
-    wait_until(lambda: len(locks.client.client_list()) <= connections, "its connections are closed")
