@@ -105,6 +105,5 @@ class AsyncNodeConnections:
 
     def _connections_of(self, address: Node) -> AsyncConnections:
         if address not in self._of_nodes:
-            most = self._cluster.options.get("max_connections", 50)
-            self._of_nodes[address] = AsyncConnections(self._cluster.connect(address, most))
+            self._of_nodes[address] = AsyncConnections(self._cluster.connect(address))
         return self._of_nodes[address]

@@ -51,10 +51,10 @@ class NodeConnections:
 
     Args:
         cluster: Shared by all stores of this process.
-        max_connections: The maximum number of connections to each node.
+        max_connections: The maximum number of connections to each node; by default, that of the options.
     """
 
-    def __init__(self, cluster: ClusterClient, max_connections: int) -> None:
+    def __init__(self, cluster: ClusterClient, max_connections: int | None) -> None:
         self._cluster = cluster
         self._max_connections = max_connections
         self._of_nodes: dict[Node, Connections] = {}
@@ -116,11 +116,16 @@ def route_of(command: Command, cluster: ClusterClient) -> Generator[tuple[Node, 
             at, asking = cluster.reached(error.host, error.port, at), not isinstance(error, MovedError)
             if not asking:
                 cluster.moved(hash_slot, at)
-        except (RedisConnectionError, RedisTimeoutError, ClusterDownError) as error:
+        except (RedisConnectionError, RedisTimeoutError):
             cluster.doubt(at)
-            if not isinstance(error, ClusterDownError) or cluster.owner(hash_slot) == at:
+            raise
+        except ClusterDownError:  # the node may have left the Cluster, and has run nothing
+            cluster.doubt(at)
+            time.sleep(PAUSE)  # another thread may be looking the hash slots up
+            redirections += 1
+            if redirections > REDIRECTIONS or cluster.owner(hash_slot) == at:
                 raise
-            at, asking = cluster.owner(hash_slot), False  # the node has left the Cluster: it ran nothing
+            at, asking = cluster.owner(hash_slot), False
         except ResponseError as error:
             if not _is_between_nodes(error) or time.monotonic() > until:
                 raise
@@ -133,10 +138,10 @@ class ClusterStore(LockStore):
 
     Args:
         cluster: Shared by all stores of this process.
-        max_connections: The maximum number of connections to each node.
+        max_connections: The maximum number of connections to each node; by default, that of the options.
     """
 
-    def __init__(self, cluster: ClusterClient, max_connections: int = 50) -> None:
+    def __init__(self, cluster: ClusterClient, max_connections: int | None = None) -> None:
         connections = NodeConnections(cluster, max_connections)
         super().__init__(connections, lambda key: cluster.outage_of(hash_slot_of(key)))
         self._cluster = cluster

@@ -72,10 +72,15 @@ class ClusterClient:
         new._owners, new._primaries = [*self._owners], self._primaries
         return new
 
-    def connect(self, address: Node, max_connections: int) -> redis.Redis:
-        """Return a client for one node. It connects on first use; its pool makes callers wait for a free connection."""
+    def connect(self, address: Node, max_connections: int | None = None) -> redis.Redis:
+        """Return a client for one node. It connects on first use; its pool makes callers wait for a free connection.
+
+        Without `max_connections`, it has as many as the options allow.
+        """
         host, port = address
-        options = {**self.options, "host": host, "port": port, "max_connections": max_connections}
+        options = {"max_connections": 50, **self.options, "host": host, "port": port}
+        if max_connections is not None:
+            options["max_connections"] = max_connections
         return redis.Redis(connection_pool=Pool(**options))
 
     def pubsub(self) -> Any:

@@ -198,7 +198,7 @@ def _provider(given: Any) -> Any:
 def _client(where: Address, options: dict[str, Any]) -> redis.Redis | ClusterClient:
     if where.kind == "cluster":
         cluster = ClusterClient(where.nodes, options)
-        try_to_connect(cluster.connect(cluster.nodes[0], 1).connection_pool)
+        try_to_connect(cluster.connect(cluster.nodes[0]).connection_pool)
         return cluster
     if where.kind == "sentinel":
         client = _behind_sentinels(where, options)

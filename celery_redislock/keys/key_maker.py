@@ -235,6 +235,8 @@ def _wired(task: str, what: str, parameter: str, arguments: Arguments, remedy: s
     """Return an argument in wire shape. The error does not show it."""
     try:
         return wire(arguments[parameter])
+    except STRIKES:
+        raise
     except Exception:  # noqa: BLE001 - a type's own __json__ may raise anything; the message may show the value
         one = f"a value of type {type(arguments[parameter]).__name__}"
         raise LockKeyError(

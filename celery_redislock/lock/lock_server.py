@@ -60,10 +60,7 @@ class LockServer:
         self.client, self.keyprefix = client, keyprefix
         self.pid = os.getpid()
         self._outage = Outage()
-        if isinstance(client, ClusterClient):
-            self.store: LockStore = ClusterStore(client, client.options.get("max_connections", 50))
-        else:
-            self.store = LockStore.of(client, self._outage)
+        self.store = ClusterStore(client) if isinstance(client, ClusterClient) else LockStore.of(client, self._outage)
         self.command_time = command_time(client)
         self.keeper = Keeper(self._store(1), self.command_time, self.store)
         self.store.later = self.undo_later

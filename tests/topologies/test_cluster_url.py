@@ -65,7 +65,8 @@ def test_no_more_connections_to_a_node_are_used_than_the_user_allows(port):
     with redis.Redis(port=port) as node, ThreadPoolExecutor(6) as threads:
         node.client_pause(10_000, all=False)  # scripts count as writes
         looks = [threads.submit(server.store.inspect, Demand("stock")) for _ in range(6)]
-        time.sleep(0.5)
+        wait_until(lambda: node.info("clients")["blocked_clients"] >= 2, "two are sent")
+        time.sleep(0.5)  # for the others
         blocked = node.info("clients")["blocked_clients"]
         node.client_unpause()
         assert [look.result() for look in looks] == [None] * 6

@@ -11,7 +11,8 @@ from celery_redislock import Lock
 from celery_redislock.connection.cluster_client import LOOK_EVERY
 from celery_redislock.connection.connect import connect
 from celery_redislock.lock.lock_server import LockServer
-from celery_redislock.protocol.names import keys_of
+from celery_redislock.protocol.names import Demand, keys_of
+from celery_redislock.protocol.replies import Conflict
 from tests.lab.asking import answer_of
 from tests.lab.renewals import renew
 from tests.lab.servers import wait_until
@@ -116,6 +117,10 @@ def test_a_lock_is_released_although_the_node_that_had_it_has_left_the_cluster(n
         nodes.move(key, nodes.primaries[2])
         nodes.dismiss(new)
         time.sleep(LOOK_EVERY)  # the client, which was just made, has just looked up the hash slots
+        store = LockServer.behind(client).store
+        with ThreadPoolExecutor(8) as threads:  # one of them looks them up again; the others wait for it
+            found = threads.map(lambda _: answer_of(lambda: store.look(Demand(key))), range(8))
+            assert [type(one) for one in found] == [Conflict] * 8
         lock.release()
 
 
