@@ -302,7 +302,7 @@ class Windows(QoS):
         task_received.connect(self._note_eta, sender=consumer)
 
     def _note_eta(self, request: Request, **_: Any) -> None:
-        if request.eta and self.value != self.max_prefetch:
+        if request.eta and self.value != most_prefetched(self._consumer):
             insort(self._etas.setdefault(request.message.delivery_info["consumer_tag"], []), request.eta)
             self._wake_up()  # `update` itself may have received the message
 
