@@ -82,7 +82,7 @@ class TestALock:
         asyncio.run(main())
         assert set(threading.enumerate()) <= before, "no keeper has anything to send"
 
-    def test_is_granted_by_the_new_primary_to_who_is_still_connected_to_the_former_one(
+    def test_is_granted_by_the_new_primary_to_a_caller_still_connected_to_the_former_one(
         self, private_locks, lock_proxy, tmp_path
     ):
         """Both have one name, whose address has changed; no connection was closed."""

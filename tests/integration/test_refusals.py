@@ -103,7 +103,7 @@ def moved(private_locks, lock_proxy, tmp_path) -> Iterator[tuple[LockStore, redi
     client.close()
 
 
-def test_who_is_still_connected_to_a_former_primary_gets_the_key_from_the_new_one(moved):
+def test_a_caller_still_connected_to_a_former_primary_gets_the_key_from_the_new_one(moved):
     store, new = moved
     token = tokens.mint(tokens.mint_nonce(), None, tokens.origin("host", None))
     assert isinstance(answer_of(lambda: acquire(store, Demand(KEY), token, 60)), Granted)
@@ -111,7 +111,7 @@ def test_who_is_still_connected_to_a_former_primary_gets_the_key_from_the_new_on
 
 
 @pytest.mark.parametrize("is_held", [True, False])
-def test_who_is_still_connected_to_a_former_primary_gives_the_key_back_to_the_new_one(moved, private_locks, is_held):
+def test_a_caller_still_connected_to_a_former_primary_gives_the_key_back_to_the_new_one(moved, private_locks, is_held):
     """It may have lost the key: it is told so, because the former primary has not carried out anything."""
     store, new = moved
     token = tokens.mint(tokens.mint_nonce(), None, tokens.origin("host", None))
@@ -124,7 +124,7 @@ def test_who_is_still_connected_to_a_former_primary_gives_the_key_back_to_the_ne
     assert not new.exists(KEY)
 
 
-def test_who_is_still_connected_to_a_former_primary_waits_in_the_line_of_the_new_one(moved):
+def test_a_caller_still_connected_to_a_former_primary_waits_in_the_line_of_the_new_one(moved):
     store, new = moved
     store.enter(Demand(KEY), tokens.mint(tokens.mint_nonce(), None, tokens.origin("host", None)), 1)
     assert new.zcard(keys_of(KEY).line) == 1
