@@ -10,7 +10,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from celery import Celery, Task
 
@@ -38,19 +38,11 @@ _said: set[tuple[str, str]] = set()
 REFUSED: ContextVar[dict[str, LockConfigError] | None] = ContextVar("REFUSED", default=None)
 
 
-class Body(NamedTuple):
-    """The body of a task."""
-
-    function: Callable[..., Any]
-    is_method: bool
-    """Whether the function's first parameter is the task."""
-
-
-def body_of(cls: TaskClass) -> Body:
-    """The body of a task class, as a function that is not bound to an instance."""
+def body_of(cls: TaskClass) -> tuple[Callable[..., Any], bool]:
+    """The body of a task class, as a function that is not bound; and whether its first parameter is the task."""
     static = inspect.getattr_static(cls, "run")
     is_method = not isinstance(static, staticmethod)
-    return Body(static if is_method else static.__func__, is_method)
+    return static if is_method else static.__func__, is_method
 
 
 def checked_plan(app: Celery, cls: TaskClass, name: str) -> LockPlan:
@@ -59,15 +51,13 @@ def checked_plan(app: Celery, cls: TaskClass, name: str) -> LockPlan:
     Raises:
         LockConfigError: One of them cannot be used with a lock.
     """
-    body = body_of(cls)
-    unguarded = getattr(body.function, "__redislock__", body.function)
+    body, is_method = body_of(cls)
+    unguarded = getattr(body, "__redislock__", body)
     refuse_what_outlives_its_call(f"{name}: its body", unguarded, "let a plain body run it: asyncio.run()")
     if inspect.isfunction(inspect.getattr_static(cls, "Strategy", None)):  # which calls the body without hooks
         raise LockConfigError(f"{name}: its Strategy is a method, like celery-batches'; its body would run unlocked")
     own = own_options(cls)
-    plan = LockPlan(
-        app, name, body.function, body.is_method, own, ignores_result=bool(cls.ignore_result), serializer=cls.serializer
-    )
+    plan = LockPlan(app, name, body, is_method, own, ignores_result=bool(cls.ignore_result), serializer=cls.serializer)
     warn_of_leftovers(cls, plan)
     if plan.options.on_conflict == "raise":
         expect(cls, LockConflict)
@@ -106,10 +96,10 @@ def checked_name(app: Celery, cls: TaskClass) -> str:
 
 def guard_body(app: Celery, cls: TaskClass, name: str, is_locked: Callable[[], bool]) -> None:
     """Wrap the body of a task class with `guard`, unless it is wrapped already."""
-    body = body_of(cls)
-    if not hasattr(body.function, "__redislock__"):
-        guarded = guard(cls, name, body.function, is_locked)
-        setattr(cls, "run", guarded if body.is_method else staticmethod(guarded))  # noqa: B010 - mypy
+    body, is_method = body_of(cls)
+    if not hasattr(body, "__redislock__"):
+        guarded = guard(cls, name, body, is_locked)
+        setattr(cls, "run", guarded if is_method else staticmethod(guarded))  # noqa: B010 - mypy
     task = celery_port.bound_tasks(app).get(name)
     original = celery_port.retried_body(task)
     if original is not None and not hasattr(original, "__redislock__"):
