@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
-from typing import Any, NamedTuple, ParamSpec, TypeVar, cast, overload
+from typing import Any, ParamSpec, TypeVar, cast, overload
 
 from celery import Celery
 
@@ -21,7 +21,7 @@ from .lock.lock import Lock
 from .lock.lock_server import LockServer
 from .lock.no_lock import AsyncNoLock, NoLock
 from .lock.several import AsyncLocks, Locks
-from .options import LockOptions, check_limit, name_of, resolve_options, resolve_settings
+from .options import check_limit, name_of, resolve_options, resolve_settings
 from .protocol.names import MOST_KEYS, Demand, redis_key
 from .task.binding import refuse_what_outlives_its_call
 from .task.lock_for import lock_of
@@ -204,34 +204,28 @@ class Locked:
         app = self._app or the_app()
         settings = self._settings
         if settings is None or settings.app is not app:
-            settings = self._settings = _Settings.of(app, self._what, self._given)
+            settings = self._settings = _Settings(app, self._what, self._given)
         return settings
 
 
-class _Settings(NamedTuple):
+class _Settings:
     """The options of one `locked`: its own arguments, with the app's settings as defaults."""
 
-    app: Celery
-    prefix: str
-    options: LockOptions
-    limit: int
-
-    @classmethod
-    def of(cls, app: Celery, what: str, given: Mapping[str, Any]) -> _Settings:
+    def __init__(self, app: Celery, what: str, given: Mapping[str, Any]) -> None:
         app_wide = settings_of(app)
         settings = resolve_settings(app_wide)
         app_wide = {name: app_wide[name] for name in _OPTIONS if name in app_wide}
-        options = resolve_options(what, given, app_wide, "")
-        limit = check_limit(what, options.limit, fence=options.fence)
+        self._options = options = resolve_options(what, given, app_wide, "")
+        self._limit = check_limit(what, options.limit, fence=options.fence)
         if settings.enabled:
             check_lease(what, name_of("lease", given, app_wide, ""), options.lease, server_of(app).command_time)
-        return cls(app, keyprefix_of(app) + settings.prefix, options, limit)
+        self.app, self._prefix = app, keyprefix_of(app) + settings.prefix
 
     def lock(self, names: Callable[[], list[str]], *, is_async: bool) -> Any:
         if not is_enabled(self.app):
             return AsyncNoLock() if is_async else NoLock()
-        demands = [Demand(redis_key(self.prefix, name), self.limit) for name in names()]
-        return lock_of(server_of(self.app).client, demands, self.options, thread_local=True, is_async=is_async)
+        demands = [Demand(redis_key(self._prefix, name), self._limit) for name in names()]
+        return lock_of(server_of(self.app).client, demands, self._options, thread_local=True, is_async=is_async)
 
 
 def _refuse_what_has_no_call(function: Any, *, is_async: bool) -> None:
