@@ -21,13 +21,6 @@ KEEPS_AFTER = 10.0
 L = TypeVar("L", bound=Handle)
 
 
-class Refused(NamedTuple, Generic[L]):
-    """One of the keys is held by another."""
-
-    lock: L
-    conflict: Conflict
-
-
 class _Attempt(NamedTuple, Generic[L]):
     """One attempt to acquire all locks."""
 
@@ -111,15 +104,16 @@ class _Several(Generic[L]):
         now = time.monotonic()
         return _Attempt(self._locks[0], now, math.inf if seconds is None else now + seconds)
 
-    def _next_attempt(self, last: _Attempt[L], refused: Refused[L]) -> _Attempt[L] | None:
+    def _next_attempt(self, last: _Attempt[L], refused: L) -> _Attempt[L] | None:
         now = time.monotonic()
         if now >= last.until:
             return None
-        return last._replace(waits_for=refused.lock, keeps=now - last.began > KEEPS_AFTER)
+        return last._replace(waits_for=refused, keeps=now - last.began > KEEPS_AFTER)
 
-    def _entered(self, refused: Refused[L] | None) -> Self:
+    def _entered(self, refused: tuple[L, Conflict] | None) -> Self:
         if refused is not None:
-            raise LockConflict(refused.lock.key, refused.conflict.info(refused.lock.key))
+            key = refused[0].key
+            raise LockConflict(key, refused[1].info(key))
         return self
 
 
@@ -137,17 +131,18 @@ class Locks(_Several[Lock]):
         """
         return self._acquire(self._first_attempt(blocking, blocking_timeout)) is None
 
-    def _acquire(self, attempt: _Attempt[Lock]) -> Refused[Lock] | None:
-        while (refused := self._try(attempt)) and (again := self._next_attempt(attempt, refused)):
+    def _acquire(self, attempt: _Attempt[Lock]) -> tuple[Lock, Conflict] | None:
+        while (refused := self._try(attempt)) and (again := self._next_attempt(attempt, refused[0])):
             attempt = again
         return refused
 
-    def _try(self, attempt: _Attempt[Lock]) -> Refused[Lock] | None:
+    def _try(self, attempt: _Attempt[Lock]) -> tuple[Lock, Conflict] | None:
+        """Take all locks, or none; then return the one that was refused, and who holds it."""
         with ExitStack() as taken:
             for lock in attempt.order(self._locks):
                 conflict = lock._acquire(None, attempt.seconds_for(lock), in_block=attempt.in_block)
                 if conflict is not None:
-                    return Refused(lock, conflict)
+                    return lock, conflict
                 taken.callback(lock.release)
             self.check()
             taken.pop_all()
@@ -204,17 +199,17 @@ class AsyncLocks(_Several[AsyncLock]):
         """Acquire all keys; see `Locks.acquire`. If the call is cancelled, they are released."""
         return await self._acquire(self._first_attempt(blocking, blocking_timeout)) is None
 
-    async def _acquire(self, attempt: _Attempt[AsyncLock]) -> Refused[AsyncLock] | None:
-        while (refused := await self._try(attempt)) and (again := self._next_attempt(attempt, refused)):
+    async def _acquire(self, attempt: _Attempt[AsyncLock]) -> tuple[AsyncLock, Conflict] | None:
+        while (refused := await self._try(attempt)) and (again := self._next_attempt(attempt, refused[0])):
             attempt = again
         return refused
 
-    async def _try(self, attempt: _Attempt[AsyncLock]) -> Refused[AsyncLock] | None:
+    async def _try(self, attempt: _Attempt[AsyncLock]) -> tuple[AsyncLock, Conflict] | None:
         async with AsyncExitStack() as taken:
             for lock in attempt.order(self._locks):
                 conflict = await lock._acquire(None, attempt.seconds_for(lock), in_block=attempt.in_block)
                 if conflict is not None:
-                    return Refused(lock, conflict)
+                    return lock, conflict
                 taken.push_async_callback(lock.release)
             self.check()
             taken.pop_all()
