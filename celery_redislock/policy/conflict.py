@@ -83,23 +83,18 @@ WAITING = ("wait", "replace")
 # Decisions for a run that cannot ask for its key.
 
 
-class Refuse(NamedTuple):
-    """The run ends as FAILURE with LockUnavailable."""
-
-
-class RunWithout(NamedTuple):
-    """The body runs without the lock."""
-
-
-def on_outage(delivery: Delivery, waited: float, options: LockOptions) -> Refuse | RunWithout | ComeBack:
+def on_outage(delivery: Delivery, waited: float, options: LockOptions) -> Literal["raise", "run"] | ComeBack:
     """Decide what happens to a run when the lock server does not answer, or refuses the command.
 
     `waited` is the time since its message first had to wait, in seconds.
+
+    Returns:
+        ``"raise"``: the run ends as FAILURE with LockUnavailable. ``"run"``: the body runs without the lock.
     """
     if options.on_outage == "run":
-        return RunWithout()
+        return "run"
     is_late = options.wait_for is not None and waited >= options.wait_for
-    return Refuse() if options.on_outage == "raise" or is_late else ComeBack(delivery.has_begun)
+    return "raise" if options.on_outage == "raise" or is_late else ComeBack(delivery.has_begun)
 
 
 # Decisions for a publish.
@@ -112,12 +107,6 @@ class Answer(NamedTuple):
     how: Literal["outstanding", "window", "merged"] = "outstanding"
     """Whether the job has not ended; or it is the last one within `lock_window`, and may have ended; or it waits, and
     the call was merged into it."""
-
-
-class AskAgain(NamedTuple):
-    """The publish asks again for the key or the place in the queue, disregarding the jobs in `passed`."""
-
-    passed: Passed
 
 
 class NotSent(NamedTuple):
@@ -138,7 +127,7 @@ def on_outstanding(
     has_ended: HasEnded,
     *,
     in_window: bool = False,
-) -> Answer | AskAgain | NotSent | None:
+) -> Answer | Passed | NotSent | None:
     """Decide what happens to a publish of `task` that got neither the key nor the place in the queue.
 
     A job that the caller may have seen end cannot be the answer. Nor can one that caused the message, because the
@@ -154,7 +143,8 @@ def on_outstanding(
         in_window: Whether `taken` is the one job whose window is open. It is the answer, even if it has ended.
 
     Returns:
-        None if the message is sent without a reservation.
+        A `Passed` if the publish asks again for the key or the place in the queue, passing over those jobs. None if the
+        message is sent without a reservation.
     """
     if in_window:
         job = taken[0]
@@ -172,7 +162,7 @@ def on_outstanding(
             return Answer(job)
     if known or not (ended or preceding):
         return None
-    return AskAgain(passed._replace(ended=frozenset(ended), preceding=frozenset(preceding)))
+    return passed._replace(ended=frozenset(ended), preceding=frozenset(preceding))
 
 
 def is_job(task: str, holder: LockInfo) -> bool:

@@ -21,16 +21,7 @@ from celery_redislock.lock.handle import check_fence, entry_of_context
 from celery_redislock.message.delivery import ASKED_KEYS
 from celery_redislock.message.message import Message
 from celery_redislock.policy import Ended, Verdict, join
-from celery_redislock.policy.conflict import (
-    POLICIES,
-    WAITING,
-    Decision,
-    Refuse,
-    RunWithout,
-    on_conflict,
-    on_outage,
-    policy_for,
-)
+from celery_redislock.policy.conflict import POLICIES, WAITING, Decision, on_conflict, on_outage, policy_for
 from celery_redislock.policy.raise_ import Fail
 from celery_redislock.policy.replace import end_replaced
 from celery_redislock.policy.skip import Skip, supersede
@@ -135,9 +126,9 @@ class WorkerExecution(Execution):
         signals.lock_unavailable.send(sender=self.task, key=error.key, error=error)
         about = self.message.fields("unavailable", key=error.key, reason=error.reason)
         decision = on_outage(self.message.delivery, self.message.waited, self.message.options)
-        if isinstance(decision, Refuse):
+        if decision == "raise":
             raise error
-        if isinstance(decision, RunWithout):
+        if decision == "run":
             logger.warning('%s runs without its lock (lock_on_outage="run"): %s', self.message.name, error, extra=about)
             return True
         pause = self.message.pause(SHORTEST_PAUSE, LONGEST_PAUSE)
@@ -243,7 +234,7 @@ class EagerExecution(Execution):
             if conflict is not None:
                 self._wait_or_end(lock, conflict, fence)
         except LockUnavailable as error:
-            if isinstance(on_outage(self.message.delivery, 0.0, self.message.options), RunWithout):
+            if on_outage(self.message.delivery, 0.0, self.message.options) == "run":
                 return
             raise LockUnavailable(error.key, f"{error.reason}; {WITHOUT_REDIS}") from error
         self._taken(lock)

@@ -26,7 +26,7 @@ from celery_redislock.message.delivery import publish_time
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.options import check_of_call
 from celery_redislock.policy import hands_over
-from celery_redislock.policy.conflict import Answer, AskAgain, NotSent, on_outstanding
+from celery_redislock.policy.conflict import Answer, NotSent, on_outstanding
 from celery_redislock.policy.join import has_ended
 from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.hold import Hold
@@ -326,8 +326,8 @@ class Publication:
                 return None
             taken = found.info(key)
             match on_outstanding(task.name, self._causes, taken, passed, ended, in_window=found.in_window):
-                case AskAgain() as decision:
-                    passed = decision.passed
+                case Passed() as again:
+                    passed = again
                 case NotSent(task_id):
                     now = time.monotonic()
                     if task_id != waits_for:  # each publisher has the same time, however long this one has waited
