@@ -149,7 +149,7 @@ class Merged(NamedTuple):
         return info_of(self.ticket, key, self.ttl)
 
 
-class Finished(NamedTuple):
+class Finished:
     """The reply to an acquire: the caller's attempt has already ended in another execution."""
 
 
