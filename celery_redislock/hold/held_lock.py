@@ -293,7 +293,14 @@ class HeldLock(Term):
         except BaseException:
             self.unanswered(renewal)
             raise
-        renewed = Renewed.of(reply[0])
+        self.extended(renewal, Renewed.of(reply[0]), is_lost=is_lost)
+
+    def extended(self, renewal: Renewal, renewed: Renewed | None, *, is_lost: bool) -> None:
+        """Record what the server has answered to a `renewal` from `extending`. `is_lost` is as for `answered`.
+
+        Raises:
+            LockLost: The key is no longer held, or the answer came too late.
+        """
         if renewed is None:
             self.lose(KEY_GONE)
         self.check_held()

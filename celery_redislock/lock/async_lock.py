@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar, Literal, Self
 
-from celery_redislock.hold.held_lock import KEY_GONE, HeldLock
+from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.protocol import commands
 from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.replies import Conflict, Renewed
@@ -209,8 +209,5 @@ class Lock(Handle):
             finally:
                 if self.renew:  # even if the answer was lost: the next renewal may be due earlier now
                     here.server.keeper.look_at(part)
-            if Renewed.of(reply[0]) is None:
-                part.lose(KEY_GONE)
-            part.check_held()
-            part.answered(renewal, is_lost=is_lost)
+            part.extended(renewal, Renewed.of(reply[0]), is_lost=is_lost)
         return True
