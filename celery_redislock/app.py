@@ -246,7 +246,8 @@ def source_of(conf: Any) -> Source:
             options = _login(conf, setting, url)
             if kind_of(url) == "sentinel":
                 options |= {name: value for name, value in transport_options.items() if name in _OF_SENTINELS}
-            options |= _of_tls(conf.get(use_ssl))
+            if isinstance(tls := conf.get(use_ssl), Mapping) and tls:  # kombu ignores anything but a dict
+                options |= {"ssl": True, **tls}
             return Source(setting, url, options, str(transport_options.get("global_keyprefix") or ""))
     remedy = f"; {WITHOUT_REDIS}" if conf.get("task_always_eager") else ""
     raise LockConfigError(
@@ -265,8 +266,3 @@ def _login(conf: Any, setting: str, url: str) -> dict[str, Any]:
         names = {"username": "broker_user", "password": "broker_password", "port": "broker_port"} if has_login else {}
     without = () if is_of_one_host else ("host", "port")
     return {name: value for name, own in names.items() if name not in without and (value := conf.get(own))}
-
-
-def _of_tls(use_ssl: Any) -> Mapping[str, Any]:
-    """The TLS options in `use_ssl`. kombu ignores anything but a dict."""
-    return {"ssl": True, **use_ssl} if isinstance(use_ssl, Mapping) and use_ssl else {}
