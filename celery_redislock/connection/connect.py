@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -15,7 +15,7 @@ from redis.sentinel import Sentinel, SentinelManagedConnection, SentinelManagedS
 from celery_redislock.errors import LockConfigError, describe
 
 from .clients import DEFAULTS, FIXED, derive, time_outs
-from .cluster_client import ClusterClient, at
+from .cluster_client import ClusterClient, Node, at
 from .redis_port import is_behind_sentinels, options_of, sentinels_of, try_to_connect
 
 Kind = Literal["standalone", "sentinel", "cluster"]
@@ -51,22 +51,6 @@ OPTIONS_SETTINGS = {
 _NOT_FOR_USERS = frozenset({*FIXED, "retry", "single_connection_client", "connection_pool", "connection_pool_class"})
 
 
-class Address:
-    """Where a lock server is.
-
-    Attributes:
-        setting: The setting that has the URL, for error messages.
-        kind: What kind of server it is.
-        nodes: Hosts and ports of the Sentinels, or of some of the Cluster's nodes; empty for a single server.
-        options: What redis-py reads from the URL, such as ``host``, ``path``, ``db`` and ``password``.
-    """
-
-    def __init__(
-        self, setting: str, kind: Kind, nodes: tuple[tuple[str, int], ...], options: Mapping[str, Any]
-    ) -> None:
-        self.setting, self.kind, self.nodes, self.options = setting, kind, nodes, options
-
-
 def is_redis(url: object) -> bool:
     """Whether `url` has a scheme that works for a lock server."""
     return isinstance(url, str) and scheme_of(url) in _FORMS
@@ -83,11 +67,15 @@ def kind_of(url: str) -> Kind:
     return _FORMS[scheme_of(url)].kind
 
 
-def parse_address(url: str, setting: str = "redislock_url") -> Address:
-    """Parse `url`.
+def parse_address(url: str, setting: str = "redislock_url") -> tuple[Kind, tuple[Node, ...], dict[str, Any]]:
+    """Parse `url`, which comes from this `setting`.
 
     Several Sentinels or nodes are given either as URLs separated by ``;``, as in kombu, or as hosts separated by
     ``,``. Credentials, database and options come from the first URL.
+
+    Returns:
+        The kind of server; the hosts and ports of the Sentinels, or of some of the Cluster's nodes, empty for a single
+        server; and what redis-py reads from the URL, such as ``host``, ``path``, ``db`` and ``password``.
 
     Raises:
         LockConfigError: The scheme does not work for a lock server, or a Cluster's URL names a database.
@@ -99,12 +87,12 @@ def parse_address(url: str, setting: str = "redislock_url") -> Address:
         raise LockConfigError(f"{setting} has {shown} and cannot be used; allowed: {_ALLOWED} URLs")
     form = _FORMS[scheme]
     if form.kind == "standalone":
-        return Address(setting, form.kind, (), _parsed(_as_redis_py_has_it(url)))
+        return form.kind, (), _parsed(_as_redis_py_has_it(url))
     parsed = [_parsed(one) for one in _one_host_each(url, form)]
     nodes = tuple((one.pop("host", "localhost"), one.pop("port", form.port)) for one in parsed)
     if form.kind == "cluster" and parsed[0].pop("db", 0):
         raise LockConfigError(f"{setting} names a database, but a Cluster has only database 0: leave it out")
-    return Address(setting, form.kind, nodes, parsed[0])
+    return form.kind, nodes, parsed[0]
 
 
 def _parsed(url: str) -> dict[str, Any]:
@@ -149,8 +137,8 @@ def connect(url: str, options: Mapping[str, Any], setting: str = "redislock_url"
     if ours := sorted(_NOT_FOR_USERS & options.keys()):
         raise LockConfigError(f"redislock_client_options: {', '.join(ours)} cannot be set: celery-redislock sets them")
     try:
-        where = parse_address(url, setting)
-        return _client(where, _options(where, options))
+        kind, nodes, of_url = parse_address(url, setting)
+        return _client(kind, nodes, _options(of_url, options), setting)
     except ValueError:  # the error's message may contain a part of the URL
         raise LockConfigError(
             f"{setting} or redislock_client_options cannot be parsed (not shown: they may hold a password, whose "
@@ -168,12 +156,12 @@ def connect(url: str, options: Mapping[str, Any], setting: str = "redislock_url"
         raise LockConfigError(problem) from None
 
 
-def _options(where: Address, options: Mapping[str, Any]) -> dict[str, Any]:
+def _options(of_url: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return all options of a connection. As in redis-py's `from_url`, those in the URL win over the user's.
 
     The pool must be made with all of them: redis-py 8 chooses between RESP2 and RESP3 at that point.
     """
-    both = {"connection_class": redis.Connection, **DEFAULTS, **options, **where.options}
+    both = {"connection_class": redis.Connection, **DEFAULTS, **options, **of_url}
     both["connection_class"] = options.get("connection_class", both["connection_class"])
     if both.pop("ssl", False) and both["connection_class"] is redis.Connection:
         both["connection_class"] = redis.SSLConnection
@@ -195,30 +183,30 @@ def _provider(given: Any) -> Any:
         raise LockConfigError(f"could not load the credential provider of the lock server: {describe(error)}") from None
 
 
-def _client(where: Address, options: dict[str, Any]) -> redis.Redis | ClusterClient:
-    if where.kind == "cluster":
-        cluster = ClusterClient(where.nodes, options)
+def _client(kind: Kind, nodes: Sequence[Node], options: dict[str, Any], setting: str) -> redis.Redis | ClusterClient:
+    if kind == "cluster":
+        cluster = ClusterClient(nodes, options)
         try_to_connect(cluster.connect(cluster.nodes[0]).connection_pool)
         return cluster
-    if where.kind == "sentinel":
-        client = _behind_sentinels(where, options)
+    if kind == "sentinel":
+        client = _behind_sentinels(nodes, options, setting)
     else:
         client = redis.Redis(connection_pool=redis.ConnectionPool(**options))
     try_to_connect(client.connection_pool)
     return derive(client, options["max_connections"])
 
 
-def _behind_sentinels(where: Address, options: dict[str, Any]) -> redis.Redis:
+def _behind_sentinels(nodes: Sequence[Node], options: dict[str, Any], setting: str) -> redis.Redis:
     name = options.pop("master_name", None)
     if not name:
         raise LockConfigError(
-            f'{where.setting} names Sentinels, but not their primary: set master_name, for instance "mymaster", in '
-            + OPTIONS_SETTINGS[where.setting]
+            f'{setting} names Sentinels, but not their primary: set master_name, for instance "mymaster", in '
+            + OPTIONS_SETTINGS[setting]
         )
     is_tls = issubclass(options.pop("connection_class"), redis.SSLConnection)
     of_sentinels = {each: options[each] for each in ("socket_timeout", "socket_connect_timeout")}
     sentinels = Sentinel(
-        where.nodes, options.pop("min_other_sentinels", 0), {**of_sentinels, **options.pop("sentinel_kwargs", {})}
+        nodes, options.pop("min_other_sentinels", 0), {**of_sentinels, **options.pop("sentinel_kwargs", {})}
     )  # type: ignore[no-untyped-call]
     kind = SentinelManagedSSLConnection if is_tls else SentinelManagedConnection
     return sentinels.master_for(name, connection_class=kind, **options)  # type: ignore[no-any-return,no-untyped-call]

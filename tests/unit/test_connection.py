@@ -89,7 +89,8 @@ def test_without_a_redis_of_the_apps_the_remedy_is_named(broker: str | None, bac
 
 def test_what_is_no_sentinel_in_a_list_of_sentinels_is_none():
     """A list of brokers may end with a semicolon, or go on with a broker of another kind."""
-    assert parse_address("sentinel://one:1/2;amqp://broker//;sentinel://two:2;").nodes == (("one", 1), ("two", 2))
+    _, nodes, _ = parse_address("sentinel://one:1/2;amqp://broker//;sentinel://two:2;")
+    assert nodes == (("one", 1), ("two", 2))
 
 
 @pytest.mark.parametrize("url", ["amqp://host", "redis+other://host", "http://host", "host", "7:"])
