@@ -186,7 +186,7 @@ class ClusterClient:
             owners[first : last + 1] = [address] * (last + 1 - first)
         primaries = tuple({address: None for address in owners if address is not None})
         for gone in self._outages.keys() - {*primaries}:
-            self._outages.pop(gone).end(has_gone=True)
+            self._outages.pop(gone, Outage()).end(has_gone=True)  # another thread may have learned it too
         self._of_all.end()
         self._owners, self._primaries = owners, primaries
 

@@ -112,8 +112,8 @@ class _Several(Generic[L]):
 
     def _entered(self, refused: tuple[L, Conflict] | None) -> Self:
         if refused is not None:
-            key = refused[0].key
-            raise LockConflict(key, refused[1].info(key))
+            lock, conflict = refused
+            raise LockConflict(lock.key, conflict.info(lock.key))
         return self
 
 
