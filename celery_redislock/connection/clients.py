@@ -9,10 +9,12 @@ from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
-from celery_redislock.errors import LockConfigError
+from celery_redislock.errors import STRIKES, LockConfigError, describe
 
 from .pool import FreeConnections
 from .redis_port import blocking_kind, connections_of, is_behind_sentinels, options_of, sentinel_options_of
@@ -58,15 +60,20 @@ class _Whole:
     """Connection mixin: closes a connection if a time limit or a shutdown interrupts `connect`.
 
     redis-py returns such a half-open connection to its pool, perhaps not logged in or still on database 0.
+
+    If a credential provider fails, whatever its error, the server cannot be reached for now: a ConnectionError.
     """
 
     def connect(self) -> None:
         connection: Any = super()
         try:
             connection.connect()
-        except BaseException:
+        except BaseException as error:
             connection.disconnect()
-            raise
+            is_of_provider = vars(self).get("credential_provider") is not None and isinstance(error, Exception)
+            if not is_of_provider or isinstance(error, (RedisError, *STRIKES)):
+                raise
+            raise RedisConnectionError(f"the credential provider failed: {describe(error)}") from error
 
 
 @functools.cache

@@ -10,12 +10,12 @@ from typing import Any
 
 import redis
 from redis.crc import key_slot
-from redis.exceptions import AuthenticationError, ClusterDownError, RedisError
+from redis.exceptions import ClusterDownError, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .clients import Pool
-from .outage import Outage
+from .outage import REFUSALS, Outage
 
 #: A node's host and port.
 Node = tuple[str, int]
@@ -111,11 +111,9 @@ class ClusterClient:
         Raises:
             RedisError: No node answers, or none has the hash slot.
         """
-        address = self._owners[hash_slot]
-        if address is None:
+        if self._owners[hash_slot] is None:
             self.look()
-            address = self._owners[hash_slot]
-        if address is None:
+        if (address := self._owners[hash_slot]) is None:
             raise ClusterDownError(f"CLUSTERDOWN no node of the Cluster {self.shown} has the hash slot {hash_slot}")
         return address
 
@@ -154,7 +152,7 @@ class ClusterClient:
                 waits for at most one other silent node.
 
         Raises:
-            RedisError: No node answers, or the first one to answer is not a node of a Cluster.
+            RedisError: No node answers, or none is a node of a Cluster.
         """
         self._looked_at = time.monotonic()
         error: Exception | None = None
@@ -162,9 +160,7 @@ class ClusterClient:
         for address in nodes:
             try:
                 found = self._client(address).execute_command("CLUSTER SLOTS")  # type: ignore[no-untyped-call]
-            except AuthenticationError:
-                raise
-            except (RedisConnectionError, RedisTimeoutError) as failed:
+            except RedisError as failed:  # one that is busy or loads its data refuses even this
                 error = failed
                 if last is not None and isinstance(failed, RedisTimeoutError):
                     break
@@ -172,6 +168,8 @@ class ClusterClient:
                 if found or address == nodes[-1]:  # one that has left the Cluster, or restarted empty, knows of none
                     self._learn(found, address)
                     return
+        if isinstance(error, REFUSALS):
+            raise error
         raise RedisConnectionError(f"no node of the Cluster {self.shown} answers") from error
 
     def _order(self, address: Node, last: Node | None) -> tuple[bool, bool, float]:

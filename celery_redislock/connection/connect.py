@@ -261,6 +261,5 @@ def disconnect(client: redis.Redis | ClusterClient) -> None:
     if isinstance(client, ClusterClient):
         client.close()
         return
-    client.connection_pool.disconnect()
-    for sentinel in sentinels_of(client):
-        sentinel.connection_pool.disconnect()
+    for one in (client, *sentinels_of(client)):
+        one.connection_pool.disconnect()

@@ -80,8 +80,7 @@ class Outage:
         Raises:
             LockUnavailable: The server is believed to be unreachable.
         """
-        reason = self.unreachable
-        if reason is not None and not self.let_look():
+        if (reason := self.unreachable) is not None and not self.let_look():
             raise LockUnavailable(key, reason)
 
     def look_failed(self, error: RedisError, seconds: float) -> None:
@@ -89,8 +88,7 @@ class Outage:
         with self._changing:
             if self.unreachable is not None:  # if it is None, another command was answered during the check
                 self.unreachable = _why_unreachable(error)
-            pause = min(PAUSE_PER_LOOK * seconds, LONGEST_PAUSE)
-            self.look_at = time.monotonic() + max(pause, SHORTEST_PAUSE)
+            self.look_at = time.monotonic() + max(min(PAUSE_PER_LOOK * seconds, LONGEST_PAUSE), SHORTEST_PAUSE)
 
     def answered(self, script: Script, *, granted: bool = True) -> None:
         """Record that a command was answered. Does nothing outside an outage.
@@ -110,10 +108,9 @@ class Outage:
     def end(self, *, has_gone: bool = False) -> None:
         """End the outage, if there is one. `has_gone` means that other nodes of the Cluster have the keys now."""
         with self._changing:
-            self.unreachable = None
-            if self.since is not None:
-                seconds = time.monotonic() - self.since
-                self.since = None
+            since, self.since, self.unreachable = self.since, None, None
+            if since is not None:
+                seconds = time.monotonic() - since
                 if has_gone:
                     logger.warning("the lock server%s was replaced by other nodes after %.1f s", self._where, seconds)
                 else:

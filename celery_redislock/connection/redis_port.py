@@ -109,10 +109,8 @@ def is_behind_sentinels(client: redis.Redis) -> bool:
 
 def sentinels_of(client: redis.Redis) -> list[redis.Redis]:
     """Return the clients of the Sentinels that `client` asks; empty if it asks none."""
-    if not is_behind_sentinels(client):
-        return []
     pool: Any = client.connection_pool
-    return [*pool.sentinel_manager.sentinels]
+    return [*pool.sentinel_manager.sentinels] if is_behind_sentinels(client) else []
 
 
 # redis-py's Cluster client: our `ClusterClient` replaces it and takes over its settings.

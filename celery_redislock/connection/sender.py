@@ -101,7 +101,8 @@ class Sender:
                 # After a failover, a new connection to the same address may lead to the new primary.
                 if isinstance(error, ReadOnlyError) and undo is None and self.outage_of(key).since is not None:
                     raise  # it does not
-                is_lost = not isinstance(error, REFUSALS)
+                # Behind Sentinels, redis-py turns a ReadOnlyError into a ConnectionError.
+                is_lost = not isinstance(error, REFUSALS) and not isinstance(error.__context__, ReadOnlyError)
                 time.sleep(_random.uniform(0, MAX_PAUSE))
                 sent_at = time.monotonic()
                 reply = self._transport.ask(command)

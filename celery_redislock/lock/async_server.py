@@ -84,7 +84,7 @@ class AsyncServer:
             try:
                 reply = await self._transport.ask(command)
             except (RedisConnectionError, RedisTimeoutError, ReadOnlyError) as error:
-                is_lost = not isinstance(error, REFUSALS)
+                is_lost = not isinstance(error, REFUSALS) and not isinstance(error.__context__, ReadOnlyError)
                 await asyncio.sleep(_random.uniform(0, MAX_PAUSE))
                 sent_at = time.monotonic()
                 reply = await self._transport.ask(command)

@@ -33,7 +33,7 @@ from celery_redislock.task.plan import LockPlan
 
 logger = logging.getLogger(__name__)
 
-#: The lease of the trial's key, in seconds. If the worker is killed during the trial, the key stays for that long.
+#: The lease of the trial's key, in seconds. If the trial fails halfway, the key stays for that long.
 LEASE = 10.0
 #: Warn if the server's clock is off by more than this many seconds. Synchronized clocks differ by milliseconds.
 FAR_OFF = 5.0
@@ -79,10 +79,10 @@ def try_lock_server(app: Celery) -> bool:
 
 
 def _try_out(ask: Callable[[Command], Reply], demand: Demand) -> None:
-    """Do what tasks do, with a key used only for this trial: renew it, acquire it, find it held, and release it."""
+    """Do what tasks do, with a key used only for this trial: acquire it, renew it, find it held, and release it."""
     mine, other = (tokens.mint(tokens.mint_nonce(), None, tokens.origin(None, None)) for _ in range(2))
-    ask(commands.renew([(demand.key, mine, LEASE)]))  # before the key exists: if this fails, no key is left behind
     ask(commands.acquire(demand, mine, LEASE))
+    ask(commands.renew([(demand.key, mine, LEASE)]))
     ask(commands.acquire(demand, other, LEASE))
     ask(commands.release(demand, mine.owner))
 
@@ -168,15 +168,17 @@ def _seconds_ahead(client: redis.Redis) -> float:
     return float(now - min(max(now, asked_at), answered_at))
 
 
+#: How a server says, with no word in front, that its user may not run a command that a script runs.
+_IN_SCRIPTS = "ACL failure in script", "The user executing the script can't"
 #: The remedies for errors that only a person can fix. ``{url}`` is the setting that names the server,
 #: ``{options}`` the setting with its options.
-_PERMANENT: Mapping[tuple[type[BaseException], ...] | str, str] = {
+_PERMANENT: Mapping[tuple[type[BaseException] | str, ...], str] = {
     (MasterNotFoundError,): "no Sentinel names a primary: check master_name and the Sentinels' own sentinel_kwargs in "
     "{options}, the hosts in {url}, and whether the primary is up",
     (exceptions.AuthenticationError, exceptions.AuthenticationWrongNumberOfArgsError): "check the user and the "
     "password in {url} or redislock_client_options",
-    (exceptions.NoPermissionError,): "its user lacks permissions: docs/security.md lists those that it needs, for keys "
-    "that begin with redislock_prefix, and +scan for the command line",
+    (exceptions.NoPermissionError, *_IN_SCRIPTS): "its user lacks permissions: docs/security.md lists those that it "
+    "needs, for keys that begin with redislock_prefix, and +scan for the command line",
     (exceptions.ReadOnlyError, exceptions.MasterDownError): "it is a replica: name its primary in {url}",
     (exceptions.MovedError,): "it is a node of a Cluster: use redis+cluster:// in redislock_url",
     (exceptions.InvalidResponse,): "the server there is not Redis: check the host and the port in {url}",
@@ -184,7 +186,7 @@ _PERMANENT: Mapping[tuple[type[BaseException], ...] | str, str] = {
 }
 #: The remedies for errors that may pass by themselves. It is searched last: many of the errors above are
 #: ConnectionErrors too. Errors without a class in redis-py are known by their first word.
-_PASSING: Mapping[tuple[type[BaseException], ...] | str, str] = {
+_PASSING: Mapping[tuple[type[BaseException] | str, ...], str] = {
     (exceptions.ClusterDownError,): "the Cluster is down: CLUSTER INFO shows how many hash slots have no node",
     (socket.gaierror,): "the host name cannot be resolved: check {url} and the network",
     (ConnectionRefusedError, FileNotFoundError): "nothing listens there: check {url}, and whether the server is "
@@ -192,9 +194,11 @@ _PASSING: Mapping[tuple[type[BaseException], ...] | str, str] = {
     (exceptions.TimeoutError, TimeoutError): "it did not answer in time: check {url} (rediss:// only if it speaks "
     "TLS), the server and the firewall",
     (exceptions.OutOfMemoryError,): "it is full: give it more memory",
-    "MISCONF": "it cannot save to disk: check its log, the disk and the permissions there",
-    "NOREPLICAS": "too few of its replicas are connected: start them, or lower its min-replicas-to-write",
-    "WRONGTYPE": "another program uses this key, or one that belongs to it: look with redis-cli TYPE, and delete it",
+    (exceptions.BusyLoadingError,): "it is loading its data: wait",
+    ("BUSY",): "a script or a function has run for long there: wait, or end it with SCRIPT KILL or FUNCTION KILL",
+    ("MISCONF",): "it cannot save to disk: check its log, the disk and the permissions there",
+    ("NOREPLICAS",): "too few of its replicas are connected: start them, or lower its min-replicas-to-write",
+    ("WRONGTYPE",): "another program uses this key, or one that belongs to it: look with redis-cli TYPE, and delete it",
     (exceptions.ConnectionError,): "check {url} (rediss:// if it speaks TLS), and the server",
 }
 _OTHER = (
@@ -209,8 +213,9 @@ def remedy_for(error: BaseException) -> tuple[int, str]:
     while cause := chain[-1].__cause__ or chain[-1].__context__:  # redis-py wraps socket errors
         chain.append(cause)
     for level, remedies in ((logging.ERROR, _PERMANENT), (logging.WARNING, _PASSING)):
-        for kind, remedy in remedies.items():
-            if any(str(one).startswith(kind) if isinstance(kind, str) else isinstance(one, kind) for one in chain):
+        for kinds, remedy in remedies.items():
+            # The text of a class, as "<class ...>", begins no message.
+            if any(kind in type(one).__mro__ or str(one).startswith(str(kind)) for one in chain for kind in kinds):
                 return level, remedy
     return logging.ERROR, _OTHER
 

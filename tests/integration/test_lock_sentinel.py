@@ -11,11 +11,11 @@ import pytest
 import redis
 from redis.sentinel import Sentinel
 
-from celery_redislock import Lock, LockUnavailable
+from celery_redislock import Lock, LockLost, LockUnavailable
 from celery_redislock.hold.held_lock import PAST_DEADLINE
 from tests.lab.proxy import Proxy
 from tests.lab.renewals import begin_renewal, held_by
-from tests.lab.servers import wait_until
+from tests.lab.servers import Valkey, free_port, wait_until
 from tests.lab.topologies import WATCHED, sentinel
 
 NAME = "stock"
@@ -105,3 +105,18 @@ def test_where_no_sentinel_answers_its_password_is_in_no_error(log):
         with pytest.raises(LockUnavailable, match="No master found") as caught:
             lock.acquire()
     assert secret not in "".join(traceback.format_exception(caught.value)) + log.text
+
+
+def test_a_release_that_a_former_primary_refuses_tells_that_the_new_one_has_not_got_the_key(port, tmp_path):
+    """Behind Sentinels, redis-py makes another error of the refusal: the former primary has carried out nothing."""
+    (tmp_path / "new").mkdir()
+    with Valkey(tmp_path / "new", free_port()).serve() as new, redis.Redis(port=port) as asked:
+        lock = Lock(primary_behind(port), NAME, timeout=60)
+        lock.acquire()
+        with redis.Redis(*address_of(primary_behind(port))) as former:
+            asked.execute_command("SENTINEL", "REMOVE", WATCHED)
+            asked.execute_command("SENTINEL", "MONITOR", WATCHED, "127.0.0.1", new.port, 1)
+            former.replicaof("127.0.0.1", new.port)
+            wait_until(lambda: address_of(primary_behind(port)) == ("127.0.0.1", new.port), "the new one is named")
+            with pytest.raises(LockLost):
+                lock.release()

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import redis
 
 from celery_redislock import LockedTask
 from celery_redislock.worker.server_check import try_lock_server, warn_of_broker
@@ -28,6 +29,7 @@ from tests.integration.test_refusals import (
 )
 from tests.lab.app import make_app
 from tests.lab.servers import free_port, wait_until
+from tests.lab.tls import debian_redis
 
 
 @pytest.fixture
@@ -86,6 +88,10 @@ def with_replicas(server):
     server.config_set("min-replicas-to-write", 0)
 
 
+def without_set(server):
+    server.execute_command("ACL", "SETUSER", "default", "-set")  # a script may be called, and this it may not
+
+
 @pytest.mark.parametrize(
     ("trouble", "cure", "level", "words"),
     [
@@ -96,6 +102,7 @@ def with_replicas(server):
         (locked_out, let_in, logging.ERROR, "check the user and the password"),
         (without_rights, with_rights, logging.ERROR, "its user lacks permissions"),
         (without_keys, with_keys, logging.ERROR, "its user lacks permissions"),
+        (without_set, with_rights, logging.ERROR, "its user lacks permissions"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -109,6 +116,69 @@ def test_a_server_that_refuses(server, config, said, trouble, cure, level, words
     assert line.startswith(f"the lock server {config.locks} cannot be used: ")
     assert f"; {words}" in line
     assert server.keys() == []
+
+
+def test_a_user_who_may_not_renew_a_key_lacks_a_permission(server, config, said):
+    server.execute_command("ACL", "SETUSER", "default", "-pexpire")
+    ((level, line),) = said(config)
+    with_rights(server)
+    assert level == logging.ERROR
+    assert "; its user lacks permissions" in line
+
+
+def test_a_user_of_debians_redis_who_may_not_do_what_a_script_does_lacks_a_permission(tmp_path, config, said):
+    with debian_redis(tmp_path / "redis", "--port", "0") as server:
+        server.execute_command("ACL", "SETUSER", "default", "-set")
+        config.locks = f"unix://{tmp_path}/redis/redis.sock"
+        ((level, line),) = said(config)
+    assert level == logging.ERROR
+    assert "; its user lacks permissions" in line
+
+
+def test_a_server_in_which_a_script_runs_for_long_may_be_used_once_it_has_ended(server, private_locks, config, said):
+    server.config_set("busy-reply-threshold", 10)
+    script = threading.Thread(target=_run_until_killed, args=(private_locks,))
+    script.start()
+    wait_until(lambda: _is_busy(server), "the script keeps others out")
+    ((level, line),) = said(config)
+    server.script_kill()
+    script.join()
+    assert level == logging.WARNING
+    assert "; a script or a function has run for long there: wait, or end it with SCRIPT KILL" in line
+
+
+def _run_until_killed(valkey):
+    with valkey.connect() as client, pytest.raises(redis.ResponseError):
+        client.eval("while true do end", 0)
+
+
+def _is_busy(server):
+    try:
+        return not server.ping()
+    except redis.ResponseError as error:
+        return str(error).startswith("BUSY")
+
+
+def test_a_server_that_loads_its_data_may_be_used_once_it_is_done(server, config, said):
+    for name, value in [("key-load-delay", 5000), ("loading-process-events-interval-bytes", 1024)]:
+        server.config_set(name, value)
+    server.execute_command("DEBUG", "POPULATE", 10000)
+    reload = threading.Thread(target=server.execute_command, args=("DEBUG", "RELOAD"))
+    reload.start()
+    wait_until(lambda: _loads(config), "it loads its data")
+    ((level, line),) = said(config)
+    server.config_set("key-load-delay", 0)
+    reload.join()
+    assert level == logging.WARNING
+    assert "; it is loading its data: wait" in line
+
+
+def _loads(config):
+    with redis.Redis.from_url(config.locks) as client:
+        try:
+            return not client.ping()
+        except redis.BusyLoadingError:
+            return True
 
 
 def test_a_server_that_will_do_is_asked_in_seven_round_trips_and_left_as_it_was(config, locks, said):

@@ -5,13 +5,17 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from statistics import median
+from threading import Thread
 
 import pytest
+import redis
 
 from celery_redislock import Lock, LockUnavailable
+from celery_redislock.connection.connect import connect, disconnect
 from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.names import Demand, keys_of
+from tests.lab.nodes import url_of
 from tests.lab.renewals import begin_renewal, renew
 from tests.lab.servers import wait_until
 
@@ -148,3 +152,35 @@ def _acquire_at_last(client, key):
         except LockUnavailable:
             time.sleep(0.1)
     return False
+
+
+def test_a_node_in_which_a_script_runs_for_long_keeps_no_new_process_from_the_others(nodes):
+    """It refuses to say which node has which hash slot, and another node is asked."""
+    busy, other = nodes.primaries[:2]
+    keys = [nodes.key_of(other, f"stock-{number}") for number in range(10)]
+    busy.client.config_set("busy-reply-threshold", 10)
+    script = Thread(target=_run_until_killed, args=(busy,))
+    script.start()
+    wait_until(lambda: _is_busy(busy), "the script keeps others out")
+    try:
+        for key in keys:  # any node may be asked first
+            client = connect(url_of(nodes), {})
+            with Lock(client, key, timeout=10):
+                pass
+            LockServer.behind(client).stop()
+            disconnect(client)
+    finally:
+        busy.client.script_kill()
+        script.join()
+
+
+def _run_until_killed(node):
+    with node.connect() as client, pytest.raises(redis.ResponseError):
+        client.eval("while true do end", 0)
+
+
+def _is_busy(node):
+    try:
+        return not node.client.ping()
+    except redis.ResponseError as error:
+        return str(error).startswith("BUSY")
