@@ -79,8 +79,7 @@ class Delivery(NamedTuple):
 
         The `others` are what else may differ between the runs: `may_wait`, `call` and `acks_at_begin`.
         """
-        begun, again = header.begun, header.republished
-        return self._replace(nonce=nonce, is_marked_begun=begun, is_republished=again, **others)
+        return self._replace(nonce=nonce, is_marked_begun=header.begun, is_republished=header.republished, **others)
 
     @classmethod
     def of(cls, request: Context) -> Self | None:

@@ -77,11 +77,10 @@ class Broker:
         with self._app.connection_for_write() as connection:
             return bool(connection.transport.driver_name == "py-amqp")
 
-    @cached_property
+    @property
     def reaches_queues(self) -> bool:
         """Whether a message can be sent straight to the queue that it came from, which is on the broker for reading."""
-        conf = self._app.conf
-        return self.is_rabbitmq and conf.broker_read_url == conf.broker_write_url
+        return bool(self._app.conf.broker_read_url == self._app.conf.broker_write_url)
 
     @property
     def shortest_delay(self) -> float:
@@ -199,22 +198,23 @@ def publish_again(task: Any, request: Context, header: Header, countdown: float,
     }
     if broker.is_rabbitmq:
         options["retry"] = False  # on another connection, nothing would be confirmed
-        name, is_delayed = delivery.queue, broker.delays_natively and countdown
-        if name is not None and is_delayed:
-            # Celery binds a queue there only when a worker starts, and through the queue's exchange, from which other
-            # queues would get a copy. A digest, because another queue's pattern could match a part of a name with dots,
-            # and because a routing key has at most 255 bytes.
-            key = f"redislock-{sha1(name.encode(), usedforsecurity=False).hexdigest()}"
-            with producer.channel.connection.channel() as channel:  # an error closes only this one
-                channel.queue_bind(name, _DELAYED, f"#.{key}")
-            options["queue"] = Queue(name, Exchange(_DELAYED, "topic"), key, no_declare=True)
-        elif name is not None:
-            # Through the message's exchange, every other queue that is bound to it would get a copy; and if its own
-            # queue is bound no longer, none would.
-            options["queue"] = Queue(name, Exchange(""), name, no_declare=True)
-            options |= {"exchange": "", "routing_key": name, "mandatory": True}
-        elif is_delayed:
-            options["queue"] = queue_of(task.app, request)
+    name, is_delayed = delivery.queue, broker.delays_natively and countdown
+    if name is not None and is_delayed:
+        # Celery binds a queue there only when a worker starts, and through the queue's exchange, from which other
+        # queues would get a copy. A digest, because another queue's pattern could match a part of a name with dots, and
+        # because a routing key has at most 255 bytes.
+        key = f"redislock-{sha1(name.encode(), usedforsecurity=False).hexdigest()}"
+        with producer.channel.connection.channel() as channel:  # an error closes only this one
+            channel.queue_bind(name, _DELAYED, f"#.{key}")
+        options["queue"] = Queue(name, Exchange(_DELAYED, "topic"), key, no_declare=True)
+    elif name is not None:
+        # Through the message's exchange, every other queue that is bound to it would get a copy; and none would if its
+        # own queue is bound no longer, or if this process takes a topic exchange in Redis, which it has not declared,
+        # for a direct one.
+        options["queue"] = Queue(name, Exchange(""), name, no_declare=True)
+        options |= {"exchange": "", "routing_key": name, "mandatory": True}
+    elif is_delayed:
+        options["queue"] = queue_of(task.app, request)
     signature = Task.signature_from_request(  # Celery's own: the header has the lock options of the message
         task,
         request,
@@ -244,11 +244,10 @@ def queue_of(app: Celery, request: Context) -> Queue | None:
     exchange, (routing_key, was_delayed) = info.get("exchange"), _DELAY_WORDS.subn("", info.get("routing_key") or "")
     if not exchange or not routing_key:
         return None
-    for queue in app.amqp.queues.values():
-        if queue.routing_key == routing_key and (was_delayed or exchange == queue.exchange.name):
-            return queue
-    # No queue of the app has this routing key: the message's queue is bound by a pattern.
-    return Queue(routing_key, Exchange(exchange, "topic"), routing_key)
+    known = (one for one in app.amqp.queues.values() if was_delayed or exchange == one.exchange.name)
+    # If no queue of the app has this routing key, the message's queue is bound by a pattern.
+    made = Queue(routing_key, Exchange(exchange, "topic"), routing_key)
+    return next((one for one in known if one.routing_key == routing_key), made)
 
 
 def make_known(app: Celery, queue: str) -> None:

@@ -159,10 +159,8 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     def may_keep(self, request: Any) -> bool:
         """Whether the message of `request` can wait here if its key is not free."""
-        consumer = self._consumer
-        count = sum(map(len, self.rooms))
-        plan = request.task.lock_plan
-        if consumer is None or (count >= plan.waiting_limit and plan.options.fair is None):
+        consumer, plan = self._consumer, request.task.lock_plan
+        if consumer is None or (sum(map(len, self.rooms)) >= plan.waiting_limit and plan.options.fair is None):
             return False
         most = worker_port.most_prefetched(consumer)
         if consumer.qos is None or (most and consumer.qos.value >= most):
@@ -174,7 +172,15 @@ class WaitingRoom(bootsteps.StartStopStep):
         # Remembered: a shutdown cancels the consumers before it has handled their last messages.
         if (tasks := self._parent.task_consumer) is not None:
             self._queues |= {tag: queue for queue, tag in worker_port.tags_of(tasks).items()}
-        return self._queues.get(message.delivery_info.get("consumer_tag"))
+        tag, exchange, key = map(message.delivery_info.get, ("consumer_tag", "exchange", "routing_key"))
+        if tag or not exchange:
+            return self._queues.get(tag) if tag else key
+        # A message from Redis does not say which of the queues that are bound to its exchange it came from.
+        # A fanout exchange in Redis has no queues that a message could be put into.
+        kind, queues = message.channel.typeof(exchange), tasks.queues if tasks else ()
+        bound = [one for one in queues if one.exchange.name == exchange and kind.type != "fanout"]
+        table = [kind.prepare_bind(one.name, exchange, one.routing_key, {}) for one in bound]
+        return next(iter(kind.lookup(table, exchange, key, None)), None)
 
     def keep(self, request: Any, place: Place, *, leaves: bool = False) -> None:
         """Keep the message of `request` until its turn.

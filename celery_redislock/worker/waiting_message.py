@@ -263,12 +263,11 @@ def revoked_among(messages: Callable[[], list[WaitingMessage]]) -> list[WaitingM
 
 def _is_revoked_by_stamp(request: Request) -> bool:
     """Whether a stamp of the request is revoked. Celery's own check, `Request.revoked`, would also end the message."""
-    headers: list[str] = request.stamped_headers or [] if state.revoked_stamps else []
-    for header in headers:
-        revoked = maybe_list(state.revoked_stamps.get(header)) or ()
-        if any(stamp in revoked for stamp in maybe_list(request.stamps.get(header)) or ()):
-            return True
-    return False
+    return any(
+        stamp in (maybe_list(revoked) or ())
+        for header, revoked in state.revoked_stamps.items()
+        for stamp in maybe_list(request.stamps.get(header)) or ()
+    )
 
 
 def has_ended(request: Request) -> bool:

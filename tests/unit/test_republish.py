@@ -254,10 +254,11 @@ def test_the_visibility_timeout_is_the_brokers_or_shorter_than_any_default(
         ({"broker_url": "amqp://one"}, True),
         ({"broker_read_url": "amqp://one", "broker_write_url": "amqp://one"}, True),
         ({"broker_read_url": "amqp://one", "broker_write_url": "amqp://two"}, False),
-        ({"broker_url": "redis://one"}, False),
+        ({"broker_url": "redis://one"}, True),
+        ({"broker_read_url": "redis://one", "broker_write_url": "redis://two"}, False),
     ],
 )
-def test_a_message_goes_straight_to_its_queue_only_on_the_rabbitmq_that_it_came_from(
+def test_a_message_goes_straight_to_its_queue_only_on_the_broker_that_it_came_from(
     app: Celery, settings: dict[str, str], reaches: bool
 ) -> None:
     app.conf.update(settings)
