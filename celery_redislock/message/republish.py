@@ -209,7 +209,7 @@ def publish_again(task: Any, request: Context, header: Header, countdown: float,
         options["queue"] = Queue(name, Exchange(_DELAYED, "topic"), key, no_declare=True)
     elif name is not None:
         # Through the message's exchange, every other queue that is bound to it would get a copy; and none would if its
-        # own queue is bound no longer, or if this process takes a topic exchange in Redis, which it has not declared,
+        # own queue is bound no longer, or if this connection takes a topic exchange in Redis that it has not declared
         # for a direct one.
         options["queue"] = Queue(name, Exchange(""), name, no_declare=True)
         options |= {"exchange": "", "routing_key": name, "mandatory": True}

@@ -1,6 +1,6 @@
 """A message of a queue with a topic or a direct exchange in Redis goes back to that queue when it is published again.
 
-A Redis broker does not know the types of exchanges: each process knows those that it has declared itself.
+A Redis broker does not know the types of exchanges: each connection knows those that it has declared itself.
 """
 
 from __future__ import annotations
