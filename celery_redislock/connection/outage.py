@@ -23,6 +23,9 @@ PAUSE_PER_LOOK = 4
 #: Limits for that pause, in seconds.
 SHORTEST_PAUSE = 1.0
 LONGEST_PAUSE = 5.0
+#: Seconds between two log lines about the same refusal. A server that refuses only some commands, such as those of one
+#: script or of new connections, begins an outage with each of them.
+SAY_EVERY = 60.0
 
 
 class Outage:
@@ -44,22 +47,26 @@ class Outage:
         self.unreachable: str | None = None
         self.look_at = 0.0
         self._failing: Script | None = None
-        self._refuses = False
+        self._refuses = self._is_said = False
+        self._said_at: dict[str, float] = {}
         self._changing = threading.Lock()
 
     def failed(self, script: Script, error: RedisError) -> None:
         """Record a failed command: the server refused it, or twice failed to answer it. This begins an outage."""
         with self._changing:
+            now, why = time.monotonic(), describe(error)
+            self.unreachable = _why_unreachable(error)
+            self._refuses = self.unreachable is None
             if self.since is None:
-                self.since, self._failing = time.monotonic(), script
+                self.since, self._failing, self._is_said = now, script, False
+            if not self._is_said and not (self._refuses and now < self._said_at.get(why, -SAY_EVERY) + SAY_EVERY):
+                self._is_said, self._said_at[why] = True, now
                 logger.warning(
                     "the lock server%s is unavailable: %s; until it is available again, new runs follow their "
                     "lock_on_outage, and running tasks keep their locks until the deadlines",
-                    *(self._where, describe(error)),
+                    *(self._where, why),
                 )
-            self.look_at = time.monotonic() + SHORTEST_PAUSE
-            self.unreachable = _why_unreachable(error)
-            self._refuses = self.unreachable is None
+            self.look_at = now + SHORTEST_PAUSE
 
     def let_look(self) -> bool:
         """Whether the caller may now check if the server can be reached again.
@@ -109,7 +116,7 @@ class Outage:
         """End the outage, if there is one. `has_gone` means that other nodes of the Cluster have the keys now."""
         with self._changing:
             since, self.since, self.unreachable = self.since, None, None
-            if since is not None:
+            if since is not None and self._is_said:
                 seconds = time.monotonic() - since
                 if has_gone:
                     logger.warning("the lock server%s was replaced by other nodes after %.1f s", self._where, seconds)

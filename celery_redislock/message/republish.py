@@ -77,7 +77,7 @@ class Broker:
         with self._app.connection_for_write() as connection:
             return bool(connection.transport.driver_name == "py-amqp")
 
-    @property
+    @cached_property
     def reaches_queues(self) -> bool:
         """Whether a message can be sent straight to the queue that it came from, which is on the broker for reading."""
         return bool(self._app.conf.broker_read_url == self._app.conf.broker_write_url)

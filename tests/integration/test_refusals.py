@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from celery_redislock import Lock, LockUnavailable
+from celery_redislock.connection import outage
 from celery_redislock.connection.connect import connect
 from celery_redislock.connection.store import LockStore
 from celery_redislock.hold.held_lock import HeldLock
@@ -140,6 +141,56 @@ def test_a_server_is_available_again_once_a_run_has_all_of_its_keys(server, stor
     both = [HeldLock(store, Hold(Demand(key), token), 60) for key in ("{k}a", "{k}b")]
     store.acquire_all(both, 60, None, None)
     assert "the lock server is available again" in log.text
+
+
+def test_a_server_that_refuses_only_releases_is_said_once_to_be_unavailable_and_again_a_minute_later(
+    server, holder, log, monkeypatch
+):
+    """The next acquire is granted each time, and ends the outage."""
+    server.execute_command("ACL", "SETUSER", "default", "-del")
+
+    def run_without_release():
+        server.flushall()
+        mine = holder("id")
+        assert isinstance(mine.acquire(), Granted)
+        with pytest.raises(LockUnavailable, match="ACL failure in script"):
+            mine.release()
+        return mine
+
+    def said():
+        return [log.text.count(f"the lock server is {state}") for state in ("unavailable", "available again")]
+
+    for _ in range(5):
+        run_without_release()
+    assert said() == [1, 1]
+    monkeypatch.setattr(outage, "SAY_EVERY", 0.0)
+    mine = run_without_release()
+    assert said() == [2, 1]
+    with_rights(server)
+    assert mine.release() is True
+    assert said() == [2, 2]
+
+
+def test_a_refusal_that_began_right_after_another_and_goes_on_is_said_in_the_end(server, holder, log, monkeypatch):
+    def is_refused():
+        with pytest.raises(LockUnavailable):
+            holder("id").acquire()
+
+    without_rights(server)
+    is_refused()
+    with_rights(server)
+    holder("id").acquire()
+    without_rights(server)
+    is_refused()
+    assert log.text.count("the lock server is unavailable:") == 1
+    monkeypatch.setattr(outage, "SAY_EVERY", 0.0)
+    is_refused()
+    is_refused()
+    assert log.text.count("the lock server is unavailable:") == 2
+    with_rights(server)
+    server.flushall()
+    holder("id").acquire()
+    assert log.text.count("the lock server is available again") == 2
 
 
 @TROUBLES
