@@ -6,7 +6,7 @@ nothing about Celery.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import redis
@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from celery_redislock.errors import LockInfo, LockUnavailable
 from celery_redislock.protocol import commands
-from celery_redislock.protocol.hold import Owner
+from celery_redislock.protocol.hold import Hold, Owner
 from celery_redislock.protocol.names import Demand, keys_of
 from celery_redislock.protocol.replies import Answer, Called, Conflict, Merged, Outstanding, Renewed, Reserved, meaning
 from celery_redislock.protocol.scripts import GRANTED, Call, Command, Note, Numbered, Passed, Reply, Tag
@@ -66,7 +66,13 @@ class LockStore(Sender):
                 once, and nothing is sent.
         """
         owner.hold = hold = owner.hold.asked()
-        return meaning(*self._ask_for(owner, hold.acquire(lease, note, fence=fence, numbered=numbered)))
+        try:
+            reply, sent_at, _ = self.ask(hold.acquire(lease, note, fence=fence, numbered=numbered), hold.undo)
+        except LockUnavailable:  # after any other error, the owner ends the hold
+            owner.hold = owner.hold.doubted(hold.asks)
+            raise
+        owner.hold = owner.hold.answered(hold.asks, reply[0])
+        return meaning(reply, sent_at)
 
     def acquire_all(
         self, owners: Sequence[Owner], lease: float, note: str | None, fenced: Owner | None
@@ -81,7 +87,8 @@ class LockStore(Sender):
         for owner in owners:
             owner.hold = owner.hold.asked()
         asked = [owner.hold for owner in owners]
-        sent = [one.hold.acquire(lease, note if one is owners[0] else None, fence=one is fenced) for one in owners]
+        notes = [note, *[None] * (len(owners) - 1)]
+        sent = [one.hold.acquire(lease, note, fence=one is fenced) for one, note in zip(owners, notes, strict=True)]
         try:
             replies, sent_at = self.ask_all(sent, lambda: [hold.undo() for hold in asked])
         except LockUnavailable:
@@ -107,8 +114,7 @@ class LockStore(Sender):
         Raises:
             LockUnavailable: As for `acquire`.
         """
-        owner.hold = hold = owner.hold.asked()
-        reply, _ = self._ask_for(owner, hold.reserve(ttl, passed, in_queue=in_queue, window=window))
+        reply = self._publishes(owner, lambda hold: hold.reserve(ttl, passed, in_queue=in_queue, window=window))
         if reply[0] in {Tag.OUTSTANDING, Tag.WINDOW}:
             return Outstanding.of(reply)
         key = owner.hold.demand.key
@@ -129,8 +135,7 @@ class LockStore(Sender):
         Raises:
             LockUnavailable: As for `acquire`.
         """
-        owner.hold = hold = owner.hold.asked()
-        reply, _ = self._ask_for(owner, hold.merge(ttl, queued_ttl, passed, call))
+        reply = self._publishes(owner, lambda hold: hold.merge(ttl, queued_ttl, passed, call))
         match reply[0]:
             case Tag.OUTSTANDING:
                 return Outstanding.of(reply)
@@ -139,16 +144,16 @@ class LockStore(Sender):
         _, number, due_in = reply
         return Reserved(keys_of(owner.hold.demand.key).queued, number, due_in / 1000)
 
-    def _ask_for(self, owner: Owner, command: Command) -> tuple[Reply, float]:
-        """Send the command by which `owner`, whose hold is asked for, asks; return the reply, and when it was sent."""
-        hold = owner.hold
+    def _publishes(self, owner: Owner, command: Callable[[Hold], Command]) -> Reply:
+        """Send a command of a publish, which may reserve something for its message."""
+        owner.hold = hold = owner.hold.asked()
         try:
-            reply, sent_at, _ = self.ask(command, hold.undo)
-        except LockUnavailable:  # after any other error, the owner ends the hold
+            reply, _, _ = self.ask(command(hold), hold.undo)
+        except LockUnavailable:
             owner.hold = owner.hold.doubted(hold.asks)
             raise
         owner.hold = owner.hold.answered(hold.asks, reply[0])
-        return reply, sent_at
+        return reply
 
     def release(self, demand: Demand, token: Token, note: Note | None = None, *, exactly: bool = False) -> bool:
         """Release the key if `token` owns it.
