@@ -14,6 +14,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from celery_redislock.protocol.scripts import Command, Reply
 
 from . import redis_port
+from .clients import raise_for_provider
 from .cluster import hash_slot_of, route_of
 from .cluster_client import ClusterClient, Node
 from .connect import command_time
@@ -53,6 +54,7 @@ class AsyncConnections:
                     await connection.disconnect(nowait=True)  # a reply on its way would be taken for the next one's
                     if isinstance(error, RedisConnectionError | ReadOnlyError):  # the others are no better
                         await self.close()
+                    raise_for_provider(connection, error)
                     raise
                 self._free.append(connection)
         except TimeoutError:

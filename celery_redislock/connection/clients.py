@@ -56,6 +56,13 @@ def derive(client: Any, max_connections: int = 50, kind: type[Pool] | None = Non
     return redis.Redis(connection_pool=_SentinelPool(**options))  # type: ignore[no-untyped-call]
 
 
+def raise_for_provider(connection: Any, error: BaseException) -> None:
+    """Raise a ConnectionError if `error` came from the credential provider of `connection`."""
+    has_provider = getattr(connection, "credential_provider", None) is not None
+    if has_provider and isinstance(error, Exception) and not isinstance(error, (RedisError, *STRIKES)):
+        raise RedisConnectionError(f"the credential provider failed: {describe(error)}") from error
+
+
 class _Whole:
     """Connection mixin: closes a connection if a time limit or a shutdown interrupts `connect`.
 
@@ -70,10 +77,8 @@ class _Whole:
             connection.connect()
         except BaseException as error:
             connection.disconnect()
-            is_of_provider = vars(self).get("credential_provider") is not None and isinstance(error, Exception)
-            if not is_of_provider or isinstance(error, (RedisError, *STRIKES)):
-                raise
-            raise RedisConnectionError(f"the credential provider failed: {describe(error)}") from error
+            raise_for_provider(self, error)
+            raise
 
 
 @functools.cache

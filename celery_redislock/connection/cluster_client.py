@@ -10,7 +10,7 @@ from typing import Any
 
 import redis
 from redis.crc import key_slot
-from redis.exceptions import ClusterDownError, RedisError
+from redis.exceptions import AuthenticationError, ClusterDownError, NoPermissionError, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -160,8 +160,11 @@ class ClusterClient:
         for address in nodes:
             try:
                 found = self._client(address).execute_command("CLUSTER SLOTS")  # type: ignore[no-untyped-call]
+            except (AuthenticationError, NoPermissionError):  # all nodes have the same users
+                raise
             except RedisError as failed:  # one that is busy or loads its data refuses even this
-                error = failed
+                if error is None or isinstance(error, REFUSALS):  # a silent node counts for more
+                    error = failed
                 if last is not None and isinstance(failed, RedisTimeoutError):
                     break
             else:

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 
-from redis.exceptions import AuthenticationError, BusyLoadingError, RedisError, ResponseError
+from redis.exceptions import AuthenticationError, BusyLoadingError, ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -26,6 +26,12 @@ LONGEST_PAUSE = 5.0
 #: Seconds between two log lines about the same refusal. A server that refuses only some commands, such as those of one
 #: script or of new connections, begins an outage with each of them.
 SAY_EVERY = 60.0
+
+
+def is_refusal(error: RedisError, outer: BaseException | None) -> bool:
+    """Whether a server has refused a command with `error`, sent by a caller that handles the error `outer`."""
+    within = error.__context__  # behind Sentinels, redis-py turns a ReadOnlyError into a ConnectionError
+    return isinstance(error, REFUSALS) or (within is not outer and isinstance(within, ReadOnlyError))
 
 
 class Outage:
@@ -60,7 +66,9 @@ class Outage:
             if self.since is None:
                 self.since, self._failing, self._is_said = now, script, False
             if not self._is_said and not (self._refuses and now < self._said_at.get(why, -SAY_EVERY) + SAY_EVERY):
-                self._is_said, self._said_at[why] = True, now
+                self._is_said = True
+                if self._refuses:
+                    self._said_at[why] = now
                 logger.warning(
                     "the lock server%s is unavailable: %s; until it is available again, new runs follow their "
                     "lock_on_outage, and running tasks keep their locks until the deadlines",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -17,7 +18,7 @@ from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.scripts import GRANTED, LOST, Command, Reply, Script
 
 from .connections import Late
-from .outage import REFUSALS, Outage
+from .outage import REFUSALS, Outage, is_refusal
 
 _random = random.SystemRandom()
 #: The longest pause before a command is sent again, in seconds. If both attempts fail, the server is in an outage.
@@ -93,7 +94,7 @@ class Sender:
         key = command.keys[0]
         if undo is not None and self.outage_of(key).unreachable is not None:
             self._look_again(key)
-        sent_at, is_lost = time.monotonic(), False
+        sent_at, is_lost, outer = time.monotonic(), False, sys.exception()
         try:
             try:
                 reply = self._transport.ask(command)
@@ -101,8 +102,7 @@ class Sender:
                 # After a failover, a new connection to the same address may lead to the new primary.
                 if isinstance(error, ReadOnlyError) and undo is None and self.outage_of(key).since is not None:
                     raise  # it does not
-                # Behind Sentinels, redis-py turns a ReadOnlyError into a ConnectionError.
-                is_lost = not isinstance(error, REFUSALS) and not isinstance(error.__context__, ReadOnlyError)
+                is_lost = not is_refusal(error, outer)
                 time.sleep(_random.uniform(0, MAX_PAUSE))
                 sent_at = time.monotonic()
                 reply = self._transport.ask(command)

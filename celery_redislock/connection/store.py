@@ -87,8 +87,7 @@ class LockStore(Sender):
         for owner in owners:
             owner.hold = owner.hold.asked()
         asked = [owner.hold for owner in owners]
-        notes = [note, *[None] * (len(owners) - 1)]
-        sent = [one.hold.acquire(lease, note, fence=one is fenced) for one, note in zip(owners, notes, strict=True)]
+        sent = [one.hold.acquire(lease, note if one is owners[0] else None, fence=one is fenced) for one in owners]
         try:
             replies, sent_at = self.ask_all(sent, lambda: [hold.undo() for hold in asked])
         except LockUnavailable:

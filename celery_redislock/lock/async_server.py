@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import suppress
@@ -20,7 +21,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_redislock.connection.async_connections import AsyncConnections, AsyncNodeConnections
 from celery_redislock.connection.cluster_client import ClusterClient
-from celery_redislock.connection.outage import REFUSALS
+from celery_redislock.connection.outage import REFUSALS, is_refusal
 from celery_redislock.connection.sender import MAX_PAUSE, Answer
 from celery_redislock.errors import LockConfigError, LockInfo, LockUnavailable, describe
 from celery_redislock.hold.held_lock import HeldLock
@@ -79,12 +80,12 @@ class AsyncServer:
             LockUnavailable: The server did not answer, or refused the command.
         """
         key = command.keys[0]
-        sent_at, is_lost = time.monotonic(), False
+        sent_at, is_lost, outer = time.monotonic(), False, sys.exception()
         try:
             try:
                 reply = await self._transport.ask(command)
             except (RedisConnectionError, RedisTimeoutError, ReadOnlyError) as error:
-                is_lost = not isinstance(error, REFUSALS) and not isinstance(error.__context__, ReadOnlyError)
+                is_lost = not is_refusal(error, outer)
                 await asyncio.sleep(_random.uniform(0, MAX_PAUSE))
                 sent_at = time.monotonic()
                 reply = await self._transport.ask(command)

@@ -72,7 +72,7 @@ class Delivery(NamedTuple):
     stops: int = 0
     """How often the worker's consumer had stopped when the message arrived; see `ConsumerStops`."""
     queue: str | None = None
-    """On RabbitMQ: the queue that the message came from. None if that is not known."""
+    """The queue that the message came from; None if that is not known."""
 
     def for_run(self, nonce: str, header: Header, **others: Any) -> Self:
         """This delivery for a run of its message, the first or a later one. By then the message has this `header`.

@@ -211,7 +211,8 @@ def publish_again(task: Any, request: Context, header: Header, countdown: float,
         # Through the message's exchange, every other queue that is bound to it would get a copy; and none would if its
         # own queue is bound no longer, or if this connection takes a topic exchange in Redis that it has not declared
         # for a direct one.
-        options["queue"] = Queue(name, Exchange(""), name, no_declare=True)
+        # Elsewhere, kombu may have to know the queue: it is kombu that lets a queue in Redis expire.
+        options["queue"] = (not broker.is_rabbitmq and task.app.amqp.queues.get(name)) or undeclared(name)
         options |= {"exchange": "", "routing_key": name, "mandatory": True}
     elif is_delayed:
         options["queue"] = queue_of(task.app, request)
@@ -252,7 +253,12 @@ def queue_of(app: Celery, request: Context) -> Queue | None:
 
 def make_known(app: Celery, queue: str) -> None:
     """Tell `app` of a queue from which a message has come, unless it knows it, so that no publish declares it."""
-    app.amqp.queues.setdefault(queue, Queue(queue, Exchange(""), queue, no_declare=True))
+    app.amqp.queues.setdefault(queue, undeclared(queue))
+
+
+def undeclared(name: str) -> Queue:
+    """A queue that no publish declares. With ``auto_delete``, kombu does not take it for one that it has declared."""
+    return Queue(name, Exchange(""), name, no_declare=True, auto_delete=True)
 
 
 def custom_headers(headers: Any) -> dict[str, Any]:

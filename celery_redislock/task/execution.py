@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence, Set
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from celery import Task, states
 from celery.app.task import Context
@@ -36,10 +36,8 @@ from celery_redislock.protocol.scripts import Claim, Note, Numbered
 from celery_redislock.protocol.several import in_order
 from celery_redislock.protocol.tokens import Token, call_at
 
+from .abort import Abort
 from .plan import LockPlan, give_up_reservation, reservation_ttl
-
-if TYPE_CHECKING:
-    from .abort import Abort
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +72,6 @@ class Execution:
         number: The number of the call that the run is for; 0 if it has none.
     """
 
-    abort: Abort | None = None
     held: HeldLock | None = None
     parts: tuple[HeldLock, ...] = ()
     joined: Outcome | None = None
@@ -91,10 +88,7 @@ class Execution:
         self._attempt = str(self.message.attempt)
         #: Whether a newer call may ask the run to stop: in a worker, whatever its own call says about conflicts.
         self._is_replaceable = plan.options.on_conflict == "replace" and not message.request.is_eager
-        if plan.options.on_lost == "abort" or self._is_replaceable:
-            from .abort import Abort  # here: few tasks need it, and it imports ctypes
-
-            self.abort = Abort()
+        self.abort = Abort() if plan.options.on_lost == "abort" or self._is_replaceable else None
         self.number = message.header.number
         self._server = server_of(plan.app)
 

@@ -187,6 +187,7 @@ _PERMANENT: Mapping[tuple[type[BaseException] | str, ...], str] = {
 #: The remedies for errors that may pass by themselves. It is searched last: many of the errors above are
 #: ConnectionErrors too. Errors without a class in redis-py are known by their first word.
 _PASSING: Mapping[tuple[type[BaseException] | str, ...], str] = {
+    ("the credential provider failed",): "check the provider, and the service that it asks",
     (exceptions.ClusterDownError,): "the Cluster is down: CLUSTER INFO shows how many hash slots have no node",
     (socket.gaierror,): "the host name cannot be resolved: check {url} and the network",
     (ConnectionRefusedError, FileNotFoundError): "nothing listens there: check {url}, and whether the server is "

@@ -169,18 +169,13 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     def queue_of(self, message: Any) -> str | None:
         """The queue that `message` came from; None if it is not known."""
+        tasks, tag = self._parent.task_consumer, message.delivery_info.get("consumer_tag")
+        if tag is None:
+            return worker_port.queue_that_fits(message, tasks.queues if tasks else ())
         # Remembered: a shutdown cancels the consumers before it has handled their last messages.
-        if (tasks := self._parent.task_consumer) is not None:
+        if tasks is not None:
             self._queues |= {tag: queue for queue, tag in worker_port.tags_of(tasks).items()}
-        tag, exchange, key = map(message.delivery_info.get, ("consumer_tag", "exchange", "routing_key"))
-        if tag or not exchange:
-            return self._queues.get(tag) if tag else key
-        # A message from Redis does not say which of the queues that are bound to its exchange it came from.
-        # A fanout exchange in Redis has no queues that a message could be put into.
-        kind, queues = message.channel.typeof(exchange), tasks.queues if tasks else ()
-        bound = [one for one in queues if one.exchange.name == exchange and kind.type != "fanout"]
-        table = [kind.prepare_bind(one.name, exchange, one.routing_key, {}) for one in bound]
-        return next(iter(kind.lookup(table, exchange, key, None)), None)
+        return self._queues.get(tag)
 
     def keep(self, request: Any, place: Place, *, leaves: bool = False) -> None:
         """Keep the message of `request` until its turn.

@@ -265,7 +265,7 @@ def _is_revoked_by_stamp(request: Request) -> bool:
     """Whether a stamp of the request is revoked. Celery's own check, `Request.revoked`, would also end the message."""
     return any(
         stamp in (maybe_list(revoked) or ())
-        for header, revoked in state.revoked_stamps.items()
+        for header, revoked in tuple(state.revoked_stamps.items())  # another thread may add one
         for stamp in maybe_list(request.stamps.get(header)) or ()
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from inspect import isgenerator
 from itertools import takewhile
@@ -17,6 +17,7 @@ from typing import Any
 from billiard import get_start_method
 from celery.worker import state
 from celery.worker.request import Request
+from kombu.transport import virtual
 
 from celery_redislock.message.header import HEADER, Header
 
@@ -194,6 +195,23 @@ def forget_run(request: Any) -> None:
 def tags_of(task_consumer: Any) -> dict[str, str]:
     """The consumer tags of a worker, by the names of the queues that it consumes from."""
     return dict(task_consumer._active_tags)
+
+
+def queue_that_fits(message: Any, queues: Sequence[Any]) -> str | None:
+    """The first of `queues` that a message of kombu's virtual transports can have come from; None if none fits.
+
+    Such a message does not name its queue, unless it was sent straight to it. A fanout exchange in Redis has no queues
+    that a message could be put into.
+    """
+    exchange, key, channel = *map(message.delivery_info.get, ("exchange", "routing_key")), message.channel
+    name: str | None = None if exchange else key
+    if not exchange or not isinstance(channel, virtual.Channel) or channel.closed:
+        return name
+    kind = channel.typeof(exchange)
+    bound = [one for one in queues if kind.type != "fanout" and one.exchange and one.exchange.name == exchange]
+    table: Any = [kind.prepare_bind(one.name, exchange, one.routing_key, {}) for one in bound]
+    found = kind.lookup(table, exchange, key, None)
+    return next((one.name for one in bound if one.name in found), None)
 
 
 def forget_tag(task_consumer: Any, queue: str) -> str | None:

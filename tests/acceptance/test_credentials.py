@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from asyncio import run, sleep
+
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_redislock import LockUnavailable
+from celery_redislock import LockUnavailable, asyncio
 from celery_redislock.connection.connect import connect
 from celery_redislock.connection.store import LockStore
 from celery_redislock.protocol.names import Demand
@@ -38,7 +40,7 @@ def test_runs_wait_until_the_vault_is_open_again_and_locks_are_renewed_from_then
     vault.unlink()
     gate.open()
     assert [result.get(timeout=60) for result in [long, *results]] == [["long", 0], *([n, 0] for n in range(4))]
-    assert "is unavailable: ConnectionError: the credential provider failed: OSError: the vault is closed" in (
+    assert "is unavailable: ConnectionError: the credential provider failed: LookupError: the vault is closed" in (
         worker.output()
     )
     assert "Traceback" not in worker.output()
@@ -49,11 +51,34 @@ def test_runs_wait_until_the_vault_is_open_again_and_locks_are_renewed_from_then
 def test_a_provider_that_fails_is_an_outage_and_the_next_connection_asks_it_again(vault, private_locks):
     store = LockStore.of(connect(private_locks.url(), {"credential_provider": Vault()}))
     vault.touch()
-    with pytest.raises(LockUnavailable, match="the credential provider failed: OSError: the vault is closed"):
+    with pytest.raises(LockUnavailable, match="the credential provider failed: LookupError: the vault is closed"):
         store.inspect(Demand("stock"))
     vault.unlink()
     assert store.inspect(Demand("stock")) is None
     store.close()
+
+
+@needs_one_server("its users are others")
+def test_a_provider_that_fails_is_an_outage_for_coroutines_too(vault, lock_proxy):
+    """Over a socket file, redis-py makes a ConnectionError of it."""
+
+    async def take_release_and_take_again() -> None:
+        lock = asyncio.Lock(connect(lock_proxy.url, {"credential_provider": Vault()}), "stock", timeout=10)
+        vault.touch()
+        with pytest.raises(LockUnavailable, match="the credential provider failed: LookupError: the vault is closed"):
+            await lock.acquire()
+        vault.unlink()
+        while not await taken(lock):  # one caller at a time asks whether the server can be reached
+            await sleep(0.1)
+        await lock.release()
+
+    async def taken(lock: asyncio.Lock) -> bool:
+        try:
+            return await lock.acquire()
+        except LockUnavailable:
+            return False
+
+    run(take_release_and_take_again())
 
 
 @needs_one_server("its users are others")

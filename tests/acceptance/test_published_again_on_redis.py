@@ -5,6 +5,8 @@ A Redis broker does not know the types of exchanges: each connection knows those
 
 from __future__ import annotations
 
+from uuid import uuid4
+
 import pytest
 from kombu import Exchange, Queue
 
@@ -52,6 +54,20 @@ def test_what_a_shutdown_hands_over_to_a_queue_that_is_bound_by_a_pattern_comes_
     consume(app, feeds)
     wait_until(result.ready, "it has come again")
     assert result.get(timeout=1) == "handed over"
+
+
+def test_what_is_sent_to_that_queue_afterwards_still_reaches_it(app, config, tasks, start_worker, feeds):
+    """kombu must not believe that the queue is declared on a connection that has only sent a message straight to it."""
+    config.settings |= {"redislock_waiting_limit": 0, "task_create_missing_queue_exchange_type": "topic"}
+    worker, route = start_worker(1), {"queue": feeds.name, "routing_key": f"{feeds.name}.created"}
+    consume(app, feeds)
+    with tasks.work.lock_for("k"):
+        sent_back = tasks.work.apply_async(("k", "sent back"), **route | {"queue": feeds})
+        wait_until(lambda: "no room for more" in worker.output(), "it is sent back")
+    wait_until(sent_back.ready, "it has come again")
+    linked = tasks.work.si("another", "linked").set(task_id=str(uuid4()), **route)
+    tasks.work.apply_async(("a third", "first"), **route | {"queue": feeds, "link": linked})
+    wait_until(app.AsyncResult(linked.id).ready, "the child's own message has come")
 
 
 @pytest.mark.parametrize("kind", ["direct", "topic"])

@@ -21,7 +21,7 @@ from celery.platforms import EX_FAILURE
 from celery.worker import WorkController, state
 from celery.worker.consumer import Consumer
 from celery.worker.request import Request
-from kombu import Connection, Queue
+from kombu import Connection, Exchange, Queue
 from kombu.common import QoS
 from kombu.utils.limits import TokenBucket
 
@@ -336,6 +336,37 @@ def test_a_request_that_has_forgotten_its_run_terminates_nothing(app):
 
 
 # The connection to the broker.
+
+
+@pytest.mark.parametrize(
+    ("exchange", "key", "queue"),
+    [
+        ("", "feeds", "feeds"),
+        ("topics", "feeds.created", "feeds"),
+        ("topics", "feeds.urgent", "feeds"),  # the first of two
+        ("topics", "others", None),
+        ("directs", "orders", "orders"),
+        ("fans", "", None),
+    ],
+)
+def test_of_a_message_that_does_not_name_its_queue_the_first_one_that_fits_is_found(exchange, key, queue):
+    kinds = {"topics": "topic", "directs": "direct", "fans": "fanout"}
+    exchanges = {name: Exchange(name, kind) for name, kind in kinds.items()}
+    queues = [
+        Queue("no-exchange", exchange=None, bindings=[]),
+        Queue("feeds", exchanges["topics"], "feeds.#"),
+        Queue("urgent", exchanges["topics"], "feeds.urgent"),
+        Queue("orders", exchanges["directs"], "orders"),
+        Queue("all", exchanges["fans"]),
+    ]
+    with Connection("memory://") as connection:
+        channel = connection.channel()
+        for one in exchanges.values():
+            one(channel).declare()
+        message = SimpleNamespace(delivery_info={"exchange": exchange, "routing_key": key}, channel=channel)
+        assert worker_port.queue_that_fits(message, queues) == queue
+        channel.close()
+        assert worker_port.queue_that_fits(message, queues) == (None if exchange else queue)
 
 
 def test_a_consumer_consumes_anew_from_a_queue_whose_tag_it_has_forgotten():

@@ -275,6 +275,19 @@ def test_a_loss_is_raised_also_where_the_release_cannot_tell(locks, lock_proxy):
         assert fault.struck
 
 
+def test_a_block_that_ends_by_a_refusal_of_its_own_has_not_lost_its_lock_if_the_reply_to_its_release_is_lost(
+    locks, lock_proxy
+):
+    """As in a failover that cuts the lock's connection, and the user's own client meets a replica."""
+    with redis.Redis.from_url(lock_proxy.url, socket_timeout=15) as client:
+        lock = Lock(client, NAME, timeout=30)
+        fault = lock_proxy.drop_reply(to=b"EVALSHA", where=RELEASE.sha.encode())
+        with pytest.raises(redis.ReadOnlyError, match="its own"), lock:
+            raise redis.ReadOnlyError("its own")
+        assert fault.struck
+    assert locks.client.keys() == []
+
+
 def test_a_cycle_costs_one_round_trip_to_acquire_and_one_to_release(private_locks, make, locks):
     lock = make(timeout=60, renew=True, blocking_timeout=10)
     with lock:

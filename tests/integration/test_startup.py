@@ -28,6 +28,7 @@ from tests.integration.test_refusals import (
     writable,
 )
 from tests.lab.app import make_app
+from tests.lab.kinds import OPTIONS
 from tests.lab.servers import free_port, wait_until
 from tests.lab.tls import debian_redis
 
@@ -145,6 +146,18 @@ def test_a_server_in_which_a_script_runs_for_long_may_be_used_once_it_has_ended(
     script.join()
     assert level == logging.WARNING
     assert "; a script or a function has run for long there: wait, or end it with SCRIPT KILL" in line
+
+
+def test_a_credential_provider_that_fails_is_named_whatever_its_error(config, said):
+    class Closed(redis.CredentialProvider):
+        def get_credentials(self):
+            raise ConnectionRefusedError("the vault is closed")
+
+    config.settings["redislock_client_options"] = {**OPTIONS, "credential_provider": Closed()}
+    ((level, line),) = said(config)
+    assert level == logging.WARNING
+    assert "the credential provider failed: ConnectionRefusedError: the vault is closed" in line
+    assert "; check the provider, and the service that it asks" in line
 
 
 def _run_until_killed(valkey):

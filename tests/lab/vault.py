@@ -14,5 +14,5 @@ CLOSED = "LAB_VAULT_CLOSED"
 class Vault(redis.CredentialProvider):
     def get_credentials(self) -> tuple[str, str]:
         if Path(os.environ[CLOSED]).exists():
-            raise OSError("the vault is closed")
+            raise LookupError("the vault is closed")
         return "default", "any"

@@ -18,7 +18,7 @@ from celery_redislock.protocol.names import Demand, keys_of
 from tests.lab.asking import answer_of
 from tests.lab.nodes import url_of
 from tests.lab.renewals import begin_renewal, renew
-from tests.lab.servers import wait_until
+from tests.lab.servers import free_port, wait_until
 
 
 @pytest.fixture
@@ -172,6 +172,49 @@ def test_a_node_in_which_a_script_runs_for_long_keeps_no_new_process_from_the_ot
     finally:
         busy.client.script_kill()
         script.join()
+
+
+def test_a_wrong_password_is_named_even_if_a_node_is_dead(nodes):
+    url = url_of(nodes).replace("://", "://nobody:wrong@") + f",127.0.0.1:{free_port()}"
+    for _ in range(12):  # any node may be asked first
+        client = connect(url, {})
+        with pytest.raises(redis.AuthenticationError):
+            client.look()
+        disconnect(client)
+
+
+def test_a_silent_node_counts_for_more_than_one_that_loads_its_data(nodes):
+    """Else each caller would wait for the silent one: only while a server cannot be reached do callers fail at once."""
+    loading, *silent = nodes.primaries
+    loading.client.config_set("key-load-delay", 300)  # it answers once in 20 ms
+    loading.client.config_set("loading-process-events-interval-bytes", 1024)
+    loading.client.execute_command("DEBUG", "POPULATE", 100_000)
+    reload = Thread(target=loading.client.execute_command, args=("DEBUG", "RELOAD"))
+    reload.start()
+    wait_until(lambda: _loads(loading), "it loads its data")
+    for node in silent:
+        node.pause()
+    try:
+        for _ in range(12):  # any node may be asked first
+            client = connect(url_of(nodes), {"socket_timeout": 0.15, "socket_connect_timeout": 0.15})
+            with pytest.raises(redis.ConnectionError, match="no node of the Cluster"):
+                client.look()
+            disconnect(client)
+    finally:
+        for node in silent:
+            node.resume()
+        with loading.connect() as other:
+            other.config_set("key-load-delay", 0)
+        reload.join()
+        wait_until(nodes.is_up, "they are back")
+
+
+def _loads(node):
+    with node.connect() as client:
+        try:
+            return not client.ping()
+        except redis.BusyLoadingError:
+            return True
 
 
 def _run_until_killed(node):
