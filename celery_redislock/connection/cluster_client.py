@@ -162,7 +162,7 @@ class ClusterClient:
                 found = self._client(address).execute_command("CLUSTER SLOTS")  # type: ignore[no-untyped-call]
             except (AuthenticationError, NoPermissionError):  # all nodes have the same users
                 raise
-            except RedisError as failed:  # one that is busy or loads its data refuses even this
+            except RedisError as failed:  # one in which a script runs refuses even this
                 if error is None or isinstance(error, REFUSALS):  # a silent node counts for more
                     error = failed
                 if last is not None and isinstance(failed, RedisTimeoutError):

@@ -183,15 +183,13 @@ def test_a_wrong_password_is_named_even_if_a_node_is_dead(nodes):
         disconnect(client)
 
 
-def test_a_silent_node_counts_for_more_than_one_that_loads_its_data(nodes):
-    """Else each caller would wait for the silent one: only while a server cannot be reached do callers fail at once."""
-    loading, *silent = nodes.primaries
-    loading.client.config_set("key-load-delay", 300)  # it answers once in 20 ms
-    loading.client.config_set("loading-process-events-interval-bytes", 1024)
-    loading.client.execute_command("DEBUG", "POPULATE", 100_000)
-    reload = Thread(target=loading.client.execute_command, args=("DEBUG", "RELOAD"))
-    reload.start()
-    wait_until(lambda: _loads(loading), "it loads its data")
+def test_silent_nodes_count_for_more_than_one_in_which_a_script_runs_for_long(nodes):
+    """Else each caller would wait for the silent ones: callers fail at once only if a server cannot be reached."""
+    busy, *silent = nodes.primaries
+    busy.client.config_set("busy-reply-threshold", 10)
+    script = Thread(target=_run_until_killed, args=(busy,))
+    script.start()
+    wait_until(lambda: _is_busy(busy), "the script keeps others out")
     for node in silent:
         node.pause()
     try:
@@ -203,18 +201,9 @@ def test_a_silent_node_counts_for_more_than_one_that_loads_its_data(nodes):
     finally:
         for node in silent:
             node.resume()
-        with loading.connect() as other:
-            other.config_set("key-load-delay", 0)
-        reload.join()
+        busy.client.script_kill()
+        script.join()
         wait_until(nodes.is_up, "they are back")
-
-
-def _loads(node):
-    with node.connect() as client:
-        try:
-            return not client.ping()
-        except redis.BusyLoadingError:
-            return True
 
 
 def _run_until_killed(node):
