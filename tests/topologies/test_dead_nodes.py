@@ -195,8 +195,9 @@ def test_silent_nodes_count_for_more_than_one_in_which_a_script_runs_for_long(no
     try:
         for _ in range(12):  # any node may be asked first
             client = connect(url_of(nodes), {"socket_timeout": 0.15, "socket_connect_timeout": 0.15})
-            with pytest.raises(redis.ConnectionError, match="no node of the Cluster"):
+            with pytest.raises(redis.RedisError) as caught:
                 client.look()
+            assert "no node of the Cluster" in str(caught.value)
             disconnect(client)
     finally:
         for node in silent:
