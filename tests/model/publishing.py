@@ -125,7 +125,7 @@ class Publishing:
             sent = world.remember("published", one.message.attempt).enqueue(one.message._replace(claim=""))
             return Step(f"{one.message} is sent without a place", sent, asked, self._second_job(world, one))
         if not isinstance(decision, Answer):
-            passes = world.put_publisher(one._replace(passed=decision.passed), Stage.PASSES)
+            passes = world.put_publisher(one._replace(passed=decision), Stage.PASSES)
             met = ", ".join(str(key.attempt) for key in holders)
             return Step(f"the publisher of {one.message.attempt} passes over {met}", passes, asked)
         job = next(key.attempt for key in holders if key.attempt.task_id == decision.job.task_id)
