@@ -563,6 +563,9 @@ def race_ready(config: str, go) -> None:
 
     global _app, _go
     _app, _go = make_app(Config(**json.loads(config))), go
+    # Connected: who needs a second between its reservation and its message is passed over, as may happen under a load.
+    with _app.producer_pool.acquire(block=True) as producer:
+        producer.connection.ensure_connection(max_retries=3)
 
 
 def race(times: int) -> list[tuple[str, bool]]:
