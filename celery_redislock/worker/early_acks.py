@@ -19,7 +19,7 @@ from celery.worker import state
 
 from celery_redislock.message.delivery import STOPS
 
-from .worker_port import before_close, hear_children
+from .worker_port import before_close, hear_children, survive_lost_connections
 
 #: The length of a nonce in bytes. Writes this short to a pipe are atomic, so every read returns whole nonces.
 _LENGTH = 22
@@ -138,7 +138,8 @@ class AckWhatHasBegun(bootsteps.StartStopStep):
         self._is_timed = False
         #: How many rounds of the event loop have found the pipe readable.
         self._rounds = 0
-        before_close(parent, lambda: self._tell_of_stop(parent))
+        survive_lost_connections(parent, self._tell_of_stop)
+        before_close(parent, lambda: self._before_close(parent))
 
     def start(self, parent: Any) -> None:
         """Start reading on a timer, in a worker without an event loop."""
@@ -153,20 +154,26 @@ class AckWhatHasBegun(bootsteps.StartStopStep):
             self._reading = None
         EARLY_ACKS.read()
 
-    def _tell_of_stop(self, parent: Any) -> None:
-        """Tell all runs that the consumer is about to stop, so that they leave notes.
+    def _before_close(self, parent: Any) -> None:
+        """Tell all runs that the consumer is about to stop. Then hear of the runs that have ended before.
+
+        Those have left no notes, so the pool must not forget their messages. (That is in a shutdown. When a connection
+        is lost, Celery has reset the event loop by now, and acks are lost.)
+        """
+        self._tell_of_stop()
+        hear_children(parent)
+
+    @staticmethod
+    def _tell_of_stop() -> None:
+        """Tell all runs that the consumer stops, so that they leave notes.
 
         It stops to reconnect, or for good because the worker shuts down. A copy may stay in the queue until the run has
         ended, and must be dropped then. In a shutdown with Redis as the broker, acks that Celery sends now or has just
         sent may also be lost. A run that ends unfinished and requeues its message still leaves no note, so that the
         message runs again.
-
-        Then hear of the runs that have ended before: they have left none, so the pool must not forget their messages.
-        (That is in a shutdown. When a connection is lost, Celery has reset the event loop by now, and acks are lost.)
         """
         if EARLY_ACKS.reader is not None:  # else the children do not share the number
             STOPS.add()
-        hear_children(parent)
 
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
         """Register with the event loop. Celery calls this each time the loop starts."""

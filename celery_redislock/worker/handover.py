@@ -22,7 +22,7 @@ from celery.worker.request import Request
 from .requeue import BATCH, hand_over, publish, settle
 from .slots import drained, let_go
 from .waiting_message import WaitingMessage
-from .worker_port import restore, survive_lost_connections, wrap_soft_shutdown
+from .worker_port import restore, wrap_soft_shutdown
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +161,6 @@ class Handover:
         self._to_ack: deque[Request] = deque()
         #: The delivery tags of messages that waited here when the connection to the broker was lost.
         self._to_restore: deque[str] = deque()
-        survive_lost_connections(consumer)
 
     def start(self, consumer: Any) -> None:
         """Start: `consumer` receives messages from now on."""

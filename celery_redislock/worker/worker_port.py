@@ -236,8 +236,11 @@ def restore_prefetch_count(consumer: Any) -> None:
         consumer.initial_prefetch_count = consumer.max_prefetch_count
 
 
-def survive_lost_connections(consumer: Any) -> None:
-    """Make `consumer` reconnect even if kombu fails to close a lost connection, and log that.
+def survive_lost_connections(consumer: Any, tell: Callable[[], None]) -> None:
+    """Make `consumer` call `tell` when it has lost its connection, and reconnect even if kombu fails to close it.
+
+    `tell` comes first: when kombu closes a connection to Redis, it puts what is unacked back into the queue, and other
+    workers may run that at once.
 
     Kombu 5.7 closes it twice. If a message is unacked and the broker is a Redis that cannot be reached, the second
     close raises AttributeError, which would end the worker. So does Celery 5.7 where a signal for a cold shutdown
@@ -249,6 +252,7 @@ def survive_lost_connections(consumer: Any) -> None:
     handle = consumer.on_connection_error_after_connected
 
     def survive(error: BaseException) -> None:
+        tell()
         try:
             handle(error)
         except AttributeError as failure:

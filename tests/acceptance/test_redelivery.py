@@ -164,6 +164,30 @@ def test_a_message_given_again_after_a_lost_connection_runs_once(
     assert stored(success) == (states.SUCCESS, "once")
 
 
+def test_a_run_that_ends_while_its_worker_puts_back_what_is_unacked_does_not_run_again(
+    broker_proxy, broker_server, start_worker, tasks, ledger, gate, running, tmp_path, nothing_waits
+):
+    """Once it has lost its connection, kombu puts them back into the queue one by one, the last first."""
+    worker, long = start_worker(3), Gate(tmp_path / "long")
+    tasks.late.delay("other", "first", long)
+    running("first")
+    result = tasks.late.delay("k", "once", gate)
+    running("once")
+    put_back = broker_proxy.hold(to=b"HGET", nth=2, before=True)
+    for connection in broker_server.client.client_list():
+        if connection["cmd"] == "brpop":
+            broker_server.client.client_kill_filter(_id=connection["id"])
+    wait_until(lambda: put_back.struck, "the second message is being put back")
+    gate.open()
+    assert result.get(timeout=20) == "once"
+    wait_until(lambda: tasks.late.lock_info("k") is None, "the run is over")
+    put_back.let_go()
+    wait_until(lambda: dropped(worker, result) == 1, "its copy is dropped")
+    long.open()
+    wait_until(nothing_waits, "all have gone")
+    assert ledger.items() == ["first", "once"]
+
+
 @on_rabbitmq
 def test_a_message_whose_run_is_cancelled_with_its_lost_connection_runs_again(
     broker_proxy, config, start_worker, tasks, ledger, locks

@@ -401,7 +401,7 @@ def test_the_one_error_of_kombu_is_survived_and_every_other_is_raised(caplog):
         _ = closed.client.hostname
 
     consumer = SimpleNamespace(on_connection_error_after_connected=handle)
-    worker_port.survive_lost_connections(consumer)
+    worker_port.survive_lost_connections(consumer, lambda: None)
     consumer.on_connection_error_after_connected(OSError("lost"))
     assert "could not close the lost connection" in caplog.text
     with pytest.raises(AttributeError, match="somebody else"):
@@ -418,7 +418,7 @@ def test_a_cold_shutdown_that_stops_the_pool_while_a_lost_connection_is_handled_
         _ = pool.num_processes
 
     consumer = SimpleNamespace(on_connection_error_after_connected=handle)
-    worker_port.survive_lost_connections(consumer)
+    worker_port.survive_lost_connections(consumer, lambda: None)
     with pytest.raises(AttributeError, match="_processes"):
         consumer.on_connection_error_after_connected(OSError("lost"))
     with pytest.raises(WorkerTerminate):
