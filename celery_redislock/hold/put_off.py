@@ -114,7 +114,8 @@ class PutOff:
         try:
             one.send()
         except LockUnavailable as error:
-            if _is_of_key(error):
+            # Of this command alone, because of its key's value? Then the server may accept others at once.
+            if isinstance(error.__cause__, ResponseError) and str(error.__cause__).startswith("WRONGTYPE"):
                 self._put_off(one, LONG_PAUSE)
             else:
                 self.pause(self._outage_of(one.key))
@@ -135,8 +136,3 @@ class PutOff:
         dropped, self._dropped, self._logged_at = self._dropped, 0, now
         text = "more than %d commands wait for the lock server: %d dropped; locks and reservations expire by themselves"
         logger.warning(text, MOST, dropped, extra=fields("release_dropped", key=soonest[0].key))
-
-
-def _is_of_key(error: LockUnavailable) -> bool:
-    """Whether the server refused the command because of its key's value, and may accept other commands at once."""
-    return isinstance(error.__cause__, ResponseError) and str(error.__cause__).startswith("WRONGTYPE")

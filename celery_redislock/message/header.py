@@ -125,11 +125,6 @@ class Header(NamedTuple):
 NO_HEADER = Header()
 
 
-def _is_time(value: Any) -> bool:
-    """Whether `value` can be a time in microseconds. The lock server orders times as floats, exact below 2**53."""
-    return type(value) is int and 0 < value < 2**53
-
-
 #: For each field of the header, a check of whether a received value is valid.
 _IS_SOUND: Mapping[str, Callable[[Any], bool]] = {
     "publish": is_publish,
@@ -140,6 +135,7 @@ _IS_SOUND: Mapping[str, Callable[[Any], bool]] = {
     "joins": lambda value: isinstance(value, str),
     "died": lambda value: type(value) is int and 0 < value < 1000,
     "options": lambda value: isinstance(value, dict),
-    **dict.fromkeys(("published", "rank", "number"), _is_time),
+    # Times in microseconds. The lock server orders them as floats, which are exact below 2**53.
+    **dict.fromkeys(("published", "rank", "number"), lambda value: type(value) is int and 0 < value < 2**53),
     **dict.fromkeys(("queued", "begun", "republished", "unmerged"), lambda value: type(value) is bool),
 }

@@ -159,8 +159,8 @@ class Handover:
         self._guard = threading.Lock()
         #: The requests of those that were published again, for the worker's event loop to ack.
         self._to_ack: deque[Request] = deque()
-        #: The delivery tags of messages that waited here when the connection to the broker was lost.
-        self._to_restore: deque[str] = deque()
+        #: The messages that waited here when the connection to the broker was lost.
+        self._to_restore: deque[Any] = deque()
 
     def start(self, consumer: Any) -> None:
         """Start: `consumer` receives messages from now on."""
@@ -189,7 +189,7 @@ class Handover:
 
     def restore(self, requests: Sequence[Request]) -> None:
         """Make the broker redeliver the messages of `requests`, whose connection is lost."""
-        self._to_restore += [request.message.delivery_tag for request in requests]
+        self._to_restore += [request.message for request in requests]
         if (consumer := self._consumer) is not None:
             self._restore(consumer)
 
@@ -199,11 +199,11 @@ class Handover:
         Kombu does so only if it can still reach the broker; otherwise the broker waits for the visibility timeout.
         Other brokers redeliver by themselves.
         """
-        for tag in drained(self._to_restore):
+        for message in drained(self._to_restore):
             try:
-                restore(channel_of(consumer), tag)
+                restore(channel_of(consumer), message)
             except Exception:  # the connection is lost again
-                self._to_restore.append(tag)
+                self._to_restore.append(message)
                 raise
 
     def leave(self, waiting: WaitingMessage) -> None:

@@ -18,6 +18,7 @@ from billiard import get_start_method
 from celery.worker import state
 from celery.worker.request import Request
 from kombu.transport import virtual
+from kombu.utils.json import loads
 
 from celery_redislock.message.header import HEADER, Header
 
@@ -264,14 +265,20 @@ def survive_lost_connections(consumer: Any, tell: Callable[[], None]) -> None:
     consumer.on_connection_error_after_connected = survive
 
 
-def restore(channel: Any, tag: str) -> None:
+def restore(channel: Any, message: Any) -> None:
     """Make a Redis broker redeliver an unacked message at once, not after its visibility timeout.
 
-    Other brokers do so by themselves, and their channels have no such method.
+    Kombu may have done so, and another worker may have the message by now, under the same delivery tag. There it is
+    marked as redelivered, and it stays there. If it was marked here too, nothing tells the two apart, and it is
+    delivered once more.
+
+    Other brokers redeliver by themselves, and their channels have no such method.
     """
-    by_tag = getattr(getattr(channel, "qos", None), "restore_by_tag", None)
-    if by_tag is not None:
-        by_tag(tag)
+    qos = getattr(channel, "qos", None)
+    if hasattr(qos, "restore_by_tag"):
+        unacked = channel._create_client().hget(qos.unacked_key, message.delivery_tag)
+        if unacked and loads(unacked)[0]["properties"]["delivery_info"] == message.delivery_info:
+            qos.restore_by_tag(message.delivery_tag)
 
 
 def last_answer(channel: Any, seconds: float) -> Any:

@@ -425,18 +425,23 @@ def test_a_cold_shutdown_that_stops_the_pool_while_a_lost_connection_is_handled_
         consumer.on_connection_error_after_connected(OSError("shutdown"))
 
 
-def test_a_redis_broker_delivers_again_what_is_restored(broker_server):
+def test_a_redis_broker_delivers_again_what_is_restored_unless_another_has_it_by_now(broker_server):
     queue = Queue(f"contracts-{uuid4().hex}")
     with Connection(broker_server.celery_url(0)) as connection:
         producer, channel = connection.Producer(), connection.channel()
         producer.publish({"n": 1}, routing_key=queue.name, declare=[queue])
         message = queue.bind(channel).get()
         assert queue.bind(channel).get() is None
-        worker_port.restore(channel, message.delivery_tag)
+        worker_port.restore(channel, message)
         again = queue.bind(channel).get()
         assert again.payload == {"n": 1}
+        assert again.delivery_tag == message.delivery_tag
+        worker_port.restore(channel, message)
+        assert queue.bind(channel).get() is None
         again.ack()
-    worker_port.restore(SimpleNamespace(), "a tag of another broker's")
+        worker_port.restore(channel, again)
+        assert queue.bind(channel).get() is None
+    worker_port.restore(SimpleNamespace(), "a message of another broker's")
 
 
 def test_the_last_answer_of_a_redis_broker_can_be_read(broker_server):
