@@ -274,7 +274,7 @@ def restore(channel: Any, message: Any) -> None:
 
     Other brokers redeliver by themselves, and their channels have no such method.
     """
-    qos = getattr(channel, "qos", None)
+    qos: Any = getattr(channel, "qos", None)
     if hasattr(qos, "restore_by_tag"):
         unacked = channel._create_client().hget(qos.unacked_key, message.delivery_tag)
         if unacked and loads(unacked)[0]["properties"]["delivery_info"] == message.delivery_info:
