@@ -20,8 +20,7 @@ AT_ONCE = 0.2
 #: From the end of a body to the ack of its message: where the lock server is silent, the child's release is sent twice,
 #: with a time limit of 0.5 s each and a pause of up to 0.1 s between them.
 ACK = 2 * 0.5 + 0.1 + AT_ONCE
-#: From a cut of the broker's connections to the mark on the key that copies come: a worker notices the cut, and a
-#: thread of it asks the lock server. Beside other tests that took 0.3 s.
+#: From a cut of the broker's connections until the runs of a worker know of it: its main process has to notice it.
 CUT_TOLD = 0.5
 #: Every holder asks the lock server again after a third of its lease.
 RENEWAL = LEASE / 3
