@@ -110,6 +110,7 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
         app = super().bind(app)
         name = checked_name(app, cls)
         if cls.run is Task.run or name.startswith("celery."):  # not a user's task
+            cls.lock_plan = None
             return app
         try:
             cls._prepare_lock(app, name)
@@ -143,7 +144,7 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
         Raises:
             LockConfigError: The task cannot be locked in this app.
         """
-        if cls._lock_is_refused:
+        if cls._lock_is_refused or "lock_plan" not in vars(cls):  # another thread is binding the task just now
             app = bind(cls)
             try:
                 cls._prepare_lock(app, checked_name(app, cls))
