@@ -66,7 +66,6 @@ class AsyncConnections:
         """Close all connections that no command uses."""
         while self._free:
             await self._free.pop().disconnect(nowait=True)
-        await redis_port.close_sentinels(self._pool)
 
     async def _ask(self, connection: Any, command: Command, asking: bool) -> Any:
         words = str(len(command.keys)), *command.keys, *command.values

@@ -10,7 +10,7 @@ from typing import Any
 import redis
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
@@ -50,7 +50,7 @@ def derive(client: Any, max_connections: int = 50, kind: type[Pool] | None = Non
     for name in TIME_OUTS:  # without them a silent server would hang the caller
         options[name] = options.get(name) or DEFAULTS[name]
     if not is_behind_sentinels(client):
-        return redis.Redis(connection_pool=(kind or Pool)(**options))
+        return (_Sentinel if kind is _PoolOfSentinel else redis.Redis)(connection_pool=(kind or Pool)(**options))
     options |= sentinel_options_of(pool)
     options["sentinel_manager"] = _without_retries(options["sentinel_manager"])
     return redis.Redis(connection_pool=_SentinelPool(**options))  # type: ignore[no-untyped-call]
@@ -106,6 +106,22 @@ class _PoolOfSentinel(Pool):
     def release(self, connection: Any) -> None:
         connection.disconnect()
         super().release(connection)  # type: ignore[no-untyped-call]
+
+
+class _Refused(RedisConnectionError):
+    """A Sentinel has refused to answer. If no other one answers, redis-py shows the `repr`: redis-py 8's is no text."""
+
+    __repr__ = RedisConnectionError.__str__
+
+
+class _Sentinel(redis.Redis):
+    """The client of one Sentinel. If that refuses to answer, redis-py asks the next one, as if it were away."""
+
+    def sentinel_masters(self) -> Any:
+        try:
+            return super().sentinel_masters()
+        except ResponseError as error:
+            raise _Refused(describe(error)) from error
 
 
 class _SentinelPool(SentinelConnectionPool, Pool):

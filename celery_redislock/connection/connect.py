@@ -257,9 +257,5 @@ def servers_behind(client: redis.Redis | ClusterClient, key: bytes = b"") -> lis
 
 
 def disconnect(client: redis.Redis | ClusterClient) -> None:
-    """Close the connections of a client from `connect`."""
-    if isinstance(client, ClusterClient):
-        client.close()
-        return
-    for one in (client, *sentinels_of(client)):
-        one.connection_pool.disconnect()
+    """Close the connections of a client from `connect`. Those to Sentinels are closed already."""
+    (client if isinstance(client, ClusterClient) else client.connection_pool).close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import redis
@@ -163,9 +164,8 @@ def pool_for_asyncio(client: redis.Redis, **more: Any) -> Any:
     options |= {"retry": None, "connection_class": kind, **more}
     if not is_behind_sentinels(client):
         return aio.ConnectionPool(**options)
-    sentinels: Any = aio_sentinel.Sentinel([], pool.sentinel_manager.min_other_sentinels)  # type: ignore[no-untyped-call]
-    sentinels.sentinels = [aio.Redis(connection_pool=pool_for_asyncio(one)) for one in sentinels_of(client)]
-    return aio_sentinel.SentinelConnectionPool(pool.service_name, sentinels, **options)  # type: ignore[no-untyped-call]
+    asked: Any = SimpleNamespace(discover_master=lambda _: asyncio.to_thread(pool.get_master_address))
+    return aio_sentinel.SentinelConnectionPool(pool.service_name, asked, **options)  # type: ignore[no-untyped-call]
 
 
 async def answer_in_loop(connection: Any, words: Sequence[Any]) -> Any:
@@ -180,10 +180,3 @@ async def answer_in_loop(connection: Any, words: Sequence[Any]) -> Any:
         await connection.connect()
     await connection.send_packed_command(connection.pack_command(*words) if _pack is None else [_pack(words)])
     return await connection.read_response()
-
-
-async def close_sentinels(pool: aio.ConnectionPool) -> None:
-    """Close the connections to the Sentinels that a pool from `pool_for_asyncio` asks, if it asks any."""
-    if isinstance(pool, aio_sentinel.SentinelConnectionPool):
-        for sentinel in pool.sentinel_manager.sentinels:
-            await sentinel.connection_pool.disconnect()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import time
@@ -12,11 +13,12 @@ import redis
 from redis.sentinel import Sentinel
 
 from celery_redislock import Lock, LockLost, LockUnavailable
+from celery_redislock.asyncio import Lock as AsyncLock
 from celery_redislock.hold.held_lock import PAST_DEADLINE
 from tests.lab.proxy import Proxy
 from tests.lab.renewals import begin_renewal, held_by
 from tests.lab.servers import Valkey, free_port, wait_until
-from tests.lab.topologies import WATCHED, sentinel
+from tests.lab.topologies import WATCHED, sentinel, sentinel_over
 
 NAME = "stock"
 
@@ -67,6 +69,38 @@ def test_a_silent_sentinel_costs_one_time_out_and_no_more(proxy, port):
     with Lock(primary_behind(proxy.port, port, socket_timeout=0.3), NAME, timeout=10):
         assert time.monotonic() - started >= 0.3
         assert proxy.swallowed <= 2
+
+
+REFUSES = pytest.mark.parametrize("rules", [["-sentinel"], ["resetpass", ">changed"]], ids=["rights", "password"])
+
+
+@REFUSES
+def test_a_sentinel_that_refuses_to_answer_is_passed_over(port, tmp_path, rules):
+    """Its users were changed, and those of the next one were not."""
+    with sentinel_over(tmp_path / "second", address_of(primary_behind(port))[1], WATCHED) as second:
+        with redis.Redis(port=port) as first:
+            first.execute_command("ACL", "SETUSER", "default", *rules)
+        with Lock(primary_behind(port, second), NAME, timeout=10) as lock:
+            assert lock.owned()
+
+
+@REFUSES
+def test_a_sentinel_that_refuses_to_answer_is_passed_over_by_coroutines_too(port, tmp_path, rules):
+    async def main(second):
+        async with AsyncLock(primary_behind(port, second), NAME, timeout=10) as lock:
+            assert await lock.owned()
+
+    with sentinel_over(tmp_path / "second", address_of(primary_behind(port))[1], WATCHED) as second:
+        with redis.Redis(port=port) as first:
+            first.execute_command("ACL", "SETUSER", "default", *rules)
+        asyncio.run(main(second))
+
+
+def test_where_all_sentinels_refuse_to_answer_the_error_has_their_words(port):
+    with redis.Redis(port=port) as only:
+        only.execute_command("ACL", "SETUSER", "default", "-sentinel")
+    with pytest.raises(LockUnavailable, match="NoPermissionError: User default has no permissions"):
+        Lock(primary_behind(port), NAME, timeout=10).acquire()
 
 
 def test_renewal_goes_on_after_the_sentinels_knew_no_primary(port, caplog):

@@ -54,7 +54,7 @@ def cluster(folder: Path) -> Iterator[int]:
 @contextmanager
 def sentinel(folder: Path, name: str, *lines: str) -> Iterator[int]:
     """The port of a Sentinel that watches one primary, called `name`; with more lines in its configuration."""
-    with _server(folder) as primary, _sentinel_over(folder, primary, name, *lines) as port:
+    with _server(folder) as primary, sentinel_over(folder, primary, name, *lines) as port:
         yield port
 
 
@@ -64,7 +64,7 @@ def quiet_sentinel(folder: Path, primary: int) -> Iterator[int]:
 
     So what the primary is sent can be counted; it may be killed and paused, and is still named.
     """
-    with _sentinel_over(folder, primary, WATCHED, f"sentinel down-after-milliseconds {WATCHED} {NEVER_MS}") as port:
+    with sentinel_over(folder, primary, WATCHED, f"sentinel down-after-milliseconds {WATCHED} {NEVER_MS}") as port:
         with redis.Redis(port=port, protocol=2) as client:
             wait_until(lambda: _has_heard(client.sentinel_masters()[WATCHED]), "the Sentinel knows the primary")
             periods = [word for name in QUICK_MS for word in (name, NEVER_MS)]
@@ -73,7 +73,9 @@ def quiet_sentinel(folder: Path, primary: int) -> Iterator[int]:
 
 
 @contextmanager
-def _sentinel_over(folder: Path, primary: int, name: str, *lines: str) -> Iterator[int]:
+def sentinel_over(folder: Path, primary: int, name: str, *lines: str) -> Iterator[int]:
+    """The port of a Sentinel that watches the primary at this port; the rest is as for `sentinel`."""
+    folder.mkdir(exist_ok=True)
     config = folder / "sentinel.conf"
     config.write_text("\n".join([f"sentinel monitor {name} 127.0.0.1 {primary} 1", *lines, ""]))
     with _server(folder, str(config), "--sentinel") as port:
