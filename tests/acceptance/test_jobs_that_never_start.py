@@ -11,6 +11,7 @@ from celery_redislock import LockKeyError, LockUnavailable
 from celery_redislock.protocol.names import GONE
 from celery_redislock.protocol.scripts import ACQUIRE, RELEASE, RENEW, RESERVE
 from tests.conftest import in_pools, on_every_broker
+from tests.lab.kinds import needs_one_server
 from tests.lab.servers import need_pool, wait_until
 
 #: Seconds of a countdown, after which a message is thrown away: until then it must have been revoked.
@@ -208,3 +209,24 @@ class TestFaults:
         wait_until(lambda: died in worker.output(), "it has died")
         lock_proxy.mend()
         nothing_is_left()
+
+
+@needs_one_server("its keys are put back as they were")
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_job_whose_run_a_new_primary_does_not_know_of_keeps_no_other_from_its_key_where_its_end_is_known(
+    config, locks, start_worker, request, ledger, nothing_is_left, is_known
+):
+    """The primary fails after the publish was replicated, and before the start of the run was."""
+    config.settings["task_annotations"] = {"lab.job": {"ignore_result": not is_known}}
+    job = request.getfixturevalue("tasks").job
+    first = job.delay("k", "first")
+    replicated = {key: (locks.client.pttl(key), locks.client.dump(key)) for key in locks.held()}
+    start_worker(1)
+    wait_until(lambda: ledger.items() == ["first"], "it runs")
+    nothing_is_left()
+    for key, (ttl, value) in replicated.items():
+        locks.client.restore(key, ttl, value)
+    if is_known:
+        assert job.delay("k", "second").get(timeout=20) == "second"
+    else:
+        assert job.delay("k", "second").id == first.id
