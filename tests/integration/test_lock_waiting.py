@@ -458,3 +458,14 @@ while not client.exists("{stock}:line"):
 holder.release()
 gevent.joinall([in_loop, waiter], raise_error=True)
 """
+
+
+def test_who_waits_in_a_line_that_was_evicted_gets_the_key_when_the_lease_ends(make, waiting, client):
+    """The release tells nobody then."""
+    lock = make(timeout=2)
+    lock.acquire()
+    (waiter,) = waiting()
+    assert client.delete(LINE)
+    released_at = time.monotonic()
+    lock.release()
+    assert waiter.result(timeout=20) > released_at
