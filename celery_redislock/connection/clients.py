@@ -115,7 +115,7 @@ class _Refused(RedisConnectionError):
 
 
 class _Sentinel(redis.Redis):
-    """The client of one Sentinel. If that refuses to answer, redis-py asks the next one, as if it were away."""
+    """The client of one Sentinel. If that refuses to answer, redis-py asks the next one, as if it were down."""
 
     def sentinel_masters(self) -> Any:
         try:
