@@ -35,6 +35,10 @@ _NONCE, _SIZE = 22, 4
 _MOST = select.PIPE_BUF
 _CHUNK = 65_536
 
+#: A message that a quorum queue has got back this many times is not given back again. RabbitMQ 4 drops it after twenty,
+#: one for each time that the message was requeued, or its worker ended or lost its connection.
+GIVEN_BACK_OFTEN = 10
+
 _last = 0
 
 
@@ -195,6 +199,12 @@ def was_delivered_before(request: Mapping[str, Any]) -> bool:
         return int(info["sqs_message"]["Attributes"]["ApproximateReceiveCount"]) > 1
     except (KeyError, TypeError, ValueError):  # not from SQS
         return False
+
+
+def given_back_often(headers: Any) -> bool:
+    """Whether a quorum queue may soon drop the message with these `headers`, because it has got it back so often."""
+    count = headers.get("x-delivery-count") if isinstance(headers, dict) else None
+    return isinstance(count, int) and count >= GIVEN_BACK_OFTEN
 
 
 def is_requeued(task: "Task[..., Any]", outcome: Any) -> bool:

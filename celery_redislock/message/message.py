@@ -19,7 +19,7 @@ from celery_redislock.protocol import tokens
 from celery_redislock.protocol.names import Demand
 from celery_redislock.protocol.tokens import Attempt, mint_nonce
 
-from .delivery import STOPS, Delivery, Facts
+from .delivery import STOPS, Delivery, Facts, given_back_often
 from .header import HEADER, NO_HEADER, Header
 from .republish import REFUSED, Broker, confirmed, publish_again
 
@@ -137,11 +137,12 @@ class Message:
             changes: Changes of its header, as for `Header.next`.
 
         Returns:
-            Whether the message was sent. False if the broker is out of reach and the message was acked early, so that
-            only this process has it. The call has then slept for `delay`, and the caller must retry the run here.
+            Whether the message was sent. False if the broker does not take it, and it was acked early, so that only
+            this process has it, or a quorum queue has got it back often, and would soon drop it. The call has then
+            slept for `delay`, and the caller must retry the run here.
 
         Raises:
-            Reject: The broker is out of reach. The message is not acked yet and goes back to the queue.
+            Reject: The broker does not take the message, which is not acked yet and goes back to the queue.
             LockUnavailable: This process kept the message for `lock_wait_for` seconds and never reached the broker; the
                 run is lost.
         """
@@ -157,7 +158,7 @@ class Message:
         except SoftTimeLimitExceeded:
             raise
         except Exception as error:  # noqa: BLE001 - each broker has its own errors
-            if self.delivery.acks_late or self.delivery.acks_at_begin:
+            if (self.delivery.acks_late or self.delivery.acks_at_begin) and not given_back_often(self.request.headers):
                 self._requeue(error, delay)
             self._keep_here(error, delay, key)
             return False
@@ -173,13 +174,12 @@ class Message:
         raise Reject(describe(error), requeue=True) from None  # Celery logs it, with a traceback
 
     def _keep_here(self, error: Exception, pause: float, key: str) -> None:
-        """Sleep for `pause` seconds. The message was acked and cannot be sent, so it exists only in this process."""
-        keep_for = self.options.wait_for
-        if keep_for is not None and self.waited >= keep_for:
+        """Sleep for `pause` seconds. The message cannot be sent, and must stay here: it was acked, or its queue would
+        soon drop it."""
+        if (keep_for := self.options.wait_for) is not None and self.waited >= keep_for:
             raise LockUnavailable(
                 key,
-                f"this run is lost: its message was acked and could not be published again for {keep_for:g} s "
-                f"({describe(error)})",
+                f"this run is lost: its message could not be published again for {keep_for:g} s ({describe(error)})",
             ) from error
         text = "%s: must wait, but its message could not be republished (%s); this process keeps trying"
         logger.warning(text, self.name, describe(error), extra=self.fields("not_sent_back"))

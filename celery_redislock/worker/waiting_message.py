@@ -17,6 +17,7 @@ from celery.worker.request import Request
 from celery_redislock.app import server_of
 from celery_redislock.errors import LockUnavailable, fields, run_named
 from celery_redislock.line.waiters import Waiter
+from celery_redislock.message.delivery import given_back_often
 from celery_redislock.message.header import HEADER, Header
 from celery_redislock.policy import Place
 from celery_redislock.policy.wait import LONGEST_PAUSE, LONGEST_PAUSE_WHILE_FULL, SHORTEST_PAUSE
@@ -32,9 +33,6 @@ logger = logging.getLogger(__name__)
 LONGEST_WAIT = 0.5
 #: A message is ended this many seconds after it expires: Celery checks again by another clock, which may be behind.
 EXPIRED_FOR = 0.01
-#: A message that a quorum queue has redelivered this many times stops waiting and is published again. RabbitMQ 4 drops
-#: it after twenty redeliveries, one for each worker that ends or loses its connection while the message waits there.
-GIVEN_BACK_OFTEN = 10
 
 
 class Drop(NamedTuple):
@@ -249,9 +247,7 @@ def _must_leave_at(request: Any) -> float:
 
 def must_leave(request: Any) -> bool:
     """Whether the broker may soon deliver the message of `request` again, or a quorum queue may soon drop it."""
-    count = (request.message.headers or {}).get("x-delivery-count")
-    is_given_back_often = isinstance(count, int) and count >= GIVEN_BACK_OFTEN
-    return is_given_back_often or time.monotonic() >= _must_leave_at(request)
+    return given_back_often(request.message.headers) or time.monotonic() >= _must_leave_at(request)
 
 
 def revoked_among(messages: Callable[[], list[WaitingMessage]]) -> list[WaitingMessage]:

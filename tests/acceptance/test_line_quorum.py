@@ -186,3 +186,24 @@ def test_a_broker_that_is_silent_when_a_queue_is_bound_does_not_hold_up_what_is_
     with pytest.raises(TimeoutError), republish.confirmed(tasks.work, set()) as producer:  # noqa: PT012 - both
         broker_proxy.blackhole()
         producer.channel.queue_bind("celery", "celery_delayed_delivery", "#.k")
+
+
+def test_a_message_that_cannot_be_published_anew_is_not_given_back_until_rabbitmq_drops_it(
+    app, config, tasks, start_worker, ledger
+):
+    """As where the user may not bind to the exchange for delays. RabbitMQ 4 has a limit of twenty, older ones none."""
+    config.settings["redislock_waiting_limit"] = 0
+    worker, name = start_worker(1), f"{config.queue}-limited"
+    route = {"exchange": name, "exchange_type": "topic", "routing_key": name}
+    arguments = {"x-queue-type": "quorum", "x-delivery-limit": 12}
+    consume_from(app, name, **route, options={"queue_arguments": arguments, "durable": True})
+    with app.connection_for_write() as connection:
+        channel = connection.default_channel
+        channel.exchange_delete("celery_delayed_delivery")  # the next worker makes it again
+        with tasks.work.lock_for("k"):
+            result = tasks.work.apply_async(("k", "kept"), **route)
+            wait_until(lambda: "this process keeps trying" in worker.output(), "it is given back no more")
+        assert result.get(timeout=30) == "kept"
+        worker.stop()
+        assert channel.queue_declare(name, passive=True).message_count == 0
+    assert ledger.items() == ["kept"]
