@@ -122,10 +122,9 @@ class LockedRequest(Request):
         is_child = pid not in {os.getpid(), threading.get_ident()}
         if is_child and self.run is not None:
             CHILDREN.accepted(pid, self.run)
-        if self.delivery.acks_at_begin:
-            if is_child:
-                EARLY_ACKS.accepted(self.delivery.nonce, self)  # it may ack this very message
-            self._is_held_back = True
+        if is_child and self.delivery.acks_at_begin:
+            EARLY_ACKS.accepted(self.delivery.nonce, self)  # it may ack this very message
+        self._is_held_back = self.delivery.acks_at_begin or self.delivery.acks_late
         try:
             super().on_accepted(pid, time_accepted)
         finally:
@@ -215,6 +214,7 @@ class LockedRequest(Request):
         if self._is_held_back:  # by `on_accepted`, to which the pool may not return: it kills this greenlet or raises
             self._is_held_back = False
             self.acknowledge()
+            worker_port.task_ready(self)  # else the run would count as one that goes on, and keep its slot
         super().terminate(pool, signal)
 
     def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:

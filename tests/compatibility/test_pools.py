@@ -179,6 +179,24 @@ def test_what_is_terminated_before_its_run_begins_is_acked_and_keeps_no_key(
     assert "terminated" not in ledger.items()
 
 
+@pytest.mark.parametrize("pool", ["threads", *GREEN_POOLS])
+@pytest.mark.parametrize("name", ["work", "late"])
+def test_what_is_terminated_before_its_run_begins_keeps_no_slot_from_who_waits(tasks, app, start, ledger, gate, name):
+    """As many as the pool has slots stand before it, and no run says that they have ended."""
+    worker = start(1)
+    tasks.work.delay("k", "first", seconds=str(gate))
+    wait_until(ledger.running, "the pool is full")
+    terminated = getattr(tasks, name).delay("other", "terminated")
+    wait_until(lambda: f"[{terminated.id}] received" in worker.output(), "the worker has it")
+    app.control.revoke(terminated.id, terminate=True, reply=True, limit=1)
+    with tasks.work.lock_for("k2"):
+        waits = tasks.work.delay("k2", "waits")
+        gate.open()
+        wait_until(lambda: kept(app, 1) == 1, "it waits")
+    assert waits.get(timeout=20) == "waits"
+    assert "terminated" not in ledger.items()
+
+
 @pytest.mark.parametrize("pool", ["threads", "solo"])
 def test_what_cannot_be_terminated_runs_on_with_its_key(tasks, app, start, ledger, running):
     start(2)
