@@ -125,6 +125,5 @@ def is_in_hook() -> bool:
 def lost_before(options: Mapping[str, Any]) -> NextAttempt | None:
     """The attempt that a publish with these `options` sends, if it follows a run that was just lost."""
     attempt: NextAttempt | None = getattr(_hook, "attempt", None) or None
-    if attempt is None or (options.get("task_id"), options.get("retries")) != attempt.attempt[:2]:
-        return None
-    return attempt
+    is_sent = attempt is not None and (options.get("task_id"), options.get("retries")) == attempt.attempt[:2]
+    return attempt if is_sent else None

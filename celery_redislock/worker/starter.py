@@ -21,6 +21,7 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from .slots import HELD_FOR, Slots, slots_of
+from .worker_port import never_runs
 
 logger = logging.getLogger(__name__)
 
@@ -148,9 +149,8 @@ class GatedSlots(Slots):
         return min(pause, LOOK_EVERY) if self._fetched else pause
 
     def _fill(self) -> None:
-        for request in tuple(self._running):
-            if request not in state.reserved_requests:
-                self._running.discard(request)
+        running = tuple(self._running)
+        self._running -= {one for one in running if one not in state.reserved_requests or never_runs(one)}
         while self._fetched and not self._is_waited():
             self._start(self._fetched.popleft())
         while self._idle() > 0 and len(self._held) < self._claims + len(self._fetched):

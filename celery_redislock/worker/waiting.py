@@ -7,6 +7,7 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
@@ -326,7 +327,8 @@ class WaitingRoom(bootsteps.StartStopStep):
         if time.monotonic() < self._look_at:
             return
         if consumer.hub is not None:  # without an event loop, billiard has a thread for this
-            consumer.pool.maintain_pool()
+            with suppress(IndexError):  # a signal for a cold shutdown has stopped the pool meanwhile
+                consumer.pool.maintain_pool()
         revoked = revoked_among(self._unordered)
         for one in self._unordered() if self._drops else ():
             if self._is_dropped(one):

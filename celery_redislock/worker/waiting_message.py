@@ -174,11 +174,9 @@ class WaitingMessage(Waiter):
         is_duplicate = self._asks_if_cooling and any(one.state == "cooling" for one in holders)
         if is_duplicate or any(one.is_reserved and one.owner == self.claim for one in holders):
             return True
-        return self.joins is not None and not any(self._may_be_joined(one) for one in holders)
-
-    def _may_be_joined(self, holder: Token) -> bool:
-        """Whether `holder` is the task that the message has joined, or a reservation that may belong to that task."""
-        return holder.is_reserved or (holder.is_running and info_of(holder, "", None).task_id == self.joins)
+        running = [info_of(one, "", None).task_id for one in holders if one.is_running]
+        # A reservation may belong to the joined task.
+        return self.joins is not None and self.joins not in running and not any(one.is_reserved for one in holders)
 
     def take_turn(self, *, called: bool) -> None:
         """Run the message again in the pool, because it was called to its key or has stopped waiting."""

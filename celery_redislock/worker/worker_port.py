@@ -138,10 +138,8 @@ def called(consumer: Any, name: str) -> int:
 
 def has_rate_token(consumer: Any, name: str, before: int) -> bool:
     """Whether a message of the task `name` would soon get a rate token, after `before` others. Thread-safe."""
-    bucket = bucket_of(consumer, name)
-    if bucket is None:
-        return True
-    return bool(copy.copy(bucket).expected_time(before + 1) <= SOON)  # this changes the bucket, so use a copy
+    bucket = bucket_of(consumer, name)  # `expected_time` changes it, so use a copy
+    return bucket is None or bool(copy.copy(bucket).expected_time(before + 1) <= SOON)
 
 
 def run_limited(consumer: Any, request: Request) -> None:
@@ -317,6 +315,11 @@ def task_ready(request: Request) -> None:
     other = state.requests.get(request.id)
     state.task_ready(request)
     find_again(request, other)
+
+
+def never_runs(request: Request) -> bool:
+    """Whether `request` was terminated before its run began. Pools of threads and greenlets do not say that it ended."""
+    return bool(request.time_start and request._terminate_on_ack)
 
 
 def find_again(ended: Request, other: Request | None) -> None:

@@ -180,7 +180,7 @@ def test_what_is_terminated_before_its_run_begins_is_acked_and_keeps_no_key(
 
 
 @pytest.mark.parametrize("pool", ["threads", *GREEN_POOLS])
-@pytest.mark.parametrize("name", ["work", "late"])
+@pytest.mark.parametrize("name", ["work", "late", "plain"])
 def test_what_is_terminated_before_its_run_begins_keeps_no_slot_from_who_waits(tasks, app, start, ledger, gate, name):
     """As many as the pool has slots stand before it, and no run says that they have ended."""
     worker = start(1)
