@@ -266,14 +266,15 @@ def survive_lost_connections(consumer: Any, tell: Callable[[], None]) -> None:
 def restore(channel: Any, message: Any) -> None:
     """Make a Redis broker redeliver an unacked message at once, not after its visibility timeout.
 
-    Kombu may have done so, and another worker may have the message by now, under the same delivery tag. There it is
-    marked as redelivered, and it stays there. If it was marked here too, nothing tells the two apart, and it is
-    delivered once more.
+    If kombu could, it has put back all that its channel had delivered, and has forgotten it. Another worker may have
+    the message by now, under the same delivery tag, and it stays there. If kombu failed on the way, what it has put
+    back is marked as redelivered. If the message was marked before, nothing tells the two apart, and it is delivered
+    once more.
 
     Other brokers redeliver by themselves, and their channels have no such method.
     """
     qos: Any = getattr(channel, "qos", None)
-    if hasattr(qos, "restore_by_tag"):
+    if hasattr(qos, "restore_by_tag") and message.delivery_tag in message.channel.qos._delivered:
         unacked = channel._create_client().hget(qos.unacked_key, message.delivery_tag)
         if unacked and loads(unacked)[0]["properties"]["delivery_info"] == message.delivery_info:
             qos.restore_by_tag(message.delivery_tag)

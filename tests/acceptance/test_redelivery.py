@@ -191,24 +191,36 @@ def test_a_run_that_ends_while_its_worker_puts_back_what_is_unacked_does_not_run
 def test_what_waits_in_a_worker_that_loses_its_connection_is_delivered_again_once(
     broker_proxy, broker_server, config, start_worker, tasks, ledger, nothing_waits
 ):
-    """Kombu puts it back into the queue, and another worker has received it when the first one is connected again."""
+    """Kombu puts it back into the queue, and another worker has received it when the first one is connected again.
+
+    When that one loses its connection too, the messages are marked as redelivered in both.
+    """
+
+    def polls():
+        return {one["id"] for one in broker_server.client.client_list() if one["cmd"] == "brpop"}
+
+    def lose(connection, other, times):
+        connects_again = broker_proxy.hold(to=b"SADD", before=True)  # it declares its queues
+        broker_server.client.client_kill_filter(_id=connection)
+        wait_until(lambda: connects_again.struck, "the worker is about to be connected again")
+        wait_until(lambda: all(received(other, result) == times for result in results), "all wait in the other one")
+        connects_again.let_go()
+        wait_until(lambda: len(polls()) == 2, "both receive messages")
+
     config.settings["redislock_waiting_limit"] = 100
     first, numbers = start_worker(1), [str(number) for number in range(20)]
-    cut = [one["id"] for one in broker_server.client.client_list() if one["cmd"] == "brpop"]
+    of_first = polls()
     with tasks.work.lock_for("k"):
         results = [tasks.work.delay("k", number) for number in numbers]
         wait_until(lambda: all(received(first, result) for result in results), "all wait in the first worker")
         second = start_worker(1)
-        own_look = broker_proxy.hold(to=b"HGET", nth=len(numbers) + 1, before=True)  # after those of kombu
-        for client in cut:
-            broker_server.client.client_kill_filter(_id=client)
-        wait_until(lambda: own_look.struck, "the first worker is connected again, and looks for its messages")
-        wait_until(lambda: all(received(second, result) for result in results), "all wait in the second worker")
-        own_look.let_go()
-        wait_until(lambda: first.output().count("Connected to") == 2, "the first worker receives messages again")
+        wait_until(lambda: len(polls()) == 2, "both receive messages")
+        (of_second,) = polls() - of_first
+        lose(*of_first, second, 1)
+        lose(of_second, first, 2)
     assert [result.get(timeout=20) for result in results] == numbers
     wait_until(nothing_waits, "none is left")
-    assert [received(first, result) + received(second, result) for result in results] == [2] * len(numbers)
+    assert [received(first, result) + received(second, result) for result in results] == [3] * len(numbers)
     assert ledger.items() == numbers
 
 
