@@ -107,9 +107,8 @@ class Shutdown:
 
         Celery then checks only every two seconds whether it must stop, and another greenlet may use the broker.
         """
-        consumer = self._consumer
-        driver = getattr(getattr(consumer.connection, "transport", None), "driver_type", None)
-        return bool(consumer.pool.is_green) and driver == "redis"
+        driver = getattr(getattr(self._consumer.connection, "transport", None), "driver_type", None)
+        return bool(self._consumer.pool.is_green) and driver == "redis"
 
     def _wait_for_soft_shutdown(self, wait: Callable[[], None]) -> None:
         """Start the handover before the worker's own `wait`. Also called in an OS signal handler."""

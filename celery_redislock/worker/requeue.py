@@ -113,8 +113,7 @@ def _publish(request: Request, producer: Any) -> bool:
     except (OSError, OperationalError):
         raise
     except Exception as error:  # noqa: BLE001 - each serializer raises its own errors
-        which = run_named(task.name, request.id)
-        about = fields("not_sent_back", task=task.name, task_id=request.id)
+        about, which = fields("not_sent_back", task=task.name, task_id=request.id), run_named(task.name, request.id)
         logger.warning("%s: could not publish its message again: %s", which, describe(error), extra=about)
         return False
     return True

@@ -263,6 +263,11 @@ def survive_lost_connections(consumer: Any, tell: Callable[[], None]) -> None:
     consumer.on_connection_error_after_connected = survive
 
 
+def is_closing(channel: Any) -> bool:
+    """Whether kombu is closing the channel to a Redis broker. It takes a last message then, and puts that back too."""
+    return bool(getattr(channel, "_closing", False))
+
+
 def restore(channel: Any, message: Any) -> None:
     """Make a Redis broker redeliver an unacked message at once, not after its visibility timeout.
 

@@ -188,6 +188,26 @@ def test_a_run_that_ends_while_its_worker_puts_back_what_is_unacked_does_not_run
     assert ledger.items() == ["first", "once"]
 
 
+def test_a_message_that_comes_while_its_worker_puts_back_what_is_unacked_runs_once(
+    broker_proxy, broker_server, start_worker, tasks, ledger, gate, running, nothing_waits
+):
+    """Kombu reads a last message from a channel that it closes, because another connection is lost; a thread runs it."""
+    worker = start_worker(3, "-P", "threads")
+    tasks.late.delay("other", "first", gate)
+    running("first")
+    put_back = broker_proxy.hold(to=b"HGET", before=True)
+    broker_server.client.client_kill_filter(_type="pubsub")
+    result = tasks.late.delay("k", "once")
+    wait_until(lambda: put_back.struck, "the first message is being put back")
+    assert result.get(timeout=20) == "once"
+    wait_until(lambda: tasks.late.lock_info("k") is None, "the run is over")
+    put_back.let_go()
+    wait_until(lambda: dropped(worker, result) == 1, "its copy is dropped")
+    gate.open()
+    wait_until(nothing_waits, "all have gone")
+    assert ledger.items() == ["first", "once"]
+
+
 def test_what_waits_in_a_worker_that_loses_its_connection_is_delivered_again_once(
     broker_proxy, broker_server, config, start_worker, tasks, ledger, nothing_waits
 ):

@@ -444,6 +444,24 @@ def test_a_redis_broker_delivers_again_what_is_restored_unless_another_has_it_by
     worker_port.restore(SimpleNamespace(), "a message of another broker's")
 
 
+def test_the_last_message_of_a_redis_channel_comes_while_it_is_closing(broker_server):
+    queue = Queue(f"contracts-{uuid4().hex}")
+    seen: list[bool] = []
+    with Connection(broker_server.celery_url(0)) as connection, Connection(broker_server.celery_url(0)) as other:
+        channel = connection.channel()
+        consumer = connection.Consumer([queue], channel=channel, accept=["json"])
+        consumer.register_callback(lambda *_: seen.append(worker_port.is_closing(channel)))
+        consumer.consume()
+        connection.transport.cycle.on_poll_start()
+        channel._brpop_start()
+        assert not worker_port.is_closing(channel)
+        other.Producer().publish({"n": 1}, routing_key=queue.name, declare=[queue])
+        channel.close()
+        assert seen == [True]
+        assert queue.bind(other.channel()).get().payload == {"n": 1}
+    assert not worker_port.is_closing(SimpleNamespace())
+
+
 def test_the_last_answer_of_a_redis_broker_can_be_read(broker_server):
     queue = Queue(f"contracts-{uuid4().hex}")
     with Connection(broker_server.celery_url(0)) as connection, Connection(broker_server.celery_url(0)) as other:
