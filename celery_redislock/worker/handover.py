@@ -187,9 +187,9 @@ class Handover:
             self.shutdown.run(partial(hand_over, requests, None, self.shutdown.step))
 
     def restore(self, requests: Sequence[Request]) -> None:
-        """Make the broker redeliver the messages of `requests`, whose connection is lost."""
+        """Make the broker redeliver the messages of `requests`, whose connection is lost, once there is another one."""
         self._to_restore += [request.message for request in requests]
-        if (consumer := self._consumer) is not None:
+        if (consumer := self._consumer) is not None and consumer.connection:
             self._restore(consumer)
 
     def _restore(self, consumer: Any) -> None:

@@ -159,11 +159,10 @@ class LockedRequest(Request):
     @property
     def comes_again_if_lost(self) -> bool:
         """Whether the message is delivered again, or the next attempt published, if the run's process dies now."""
-        task: Any = self.task
         header = Header.read(self.request_dict.get(HEADER))
         is_given_back = self.delivery.acks_at_begin and not self.acknowledged and header.died + 1 < MOST_DEATHS
-        is_requeued = bool(task.acks_late and task.reject_on_worker_lost)
-        is_retried = is_retried_if_lost(task, self.request_dict)
+        is_requeued = bool(self.task.acks_late and self.task.reject_on_worker_lost)
+        is_retried = is_retried_if_lost(self.task, self.request_dict)
         return not worker_port.was_revoked(self) and (is_given_back or is_requeued or is_retried)
 
     def revoked(self) -> bool:
@@ -218,9 +217,14 @@ class LockedRequest(Request):
         super().terminate(pool, signal)
 
     def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
-        """Cancel the run as Celery does. It has no next attempt; its message is delivered again."""
+        """Cancel the run as Celery does. It has no next attempt; its message is delivered again.
+
+        A cold shutdown cancels runs too, and then closes the connection, which puts their messages back.
+        """
         self._call_off()
         super().cancel(pool, signal, emit_retry)
+        if getattr(self.message.channel, "closed", False) and (room := waiting_room_of(self.app, self.hostname)):
+            room.restore(self)
 
     def _call_off(self) -> None:
         if self.run is not None and self.run.next is not None:
@@ -277,11 +281,10 @@ class LockedRequest(Request):
         The message is published again, not requeued, because its header counts the children that have died with it,
         up to `MOST_DEATHS`.
         """
-        task: Any = self.task
         header = Header.read(self.request_dict.get(HEADER))
         header = header._replace(died=header.died + 1, republished=True)
-        about = fields("died", task=task.name, task_id=self.id)
-        which = run_named(task.name, self.id)
+        about = fields("died", task=self.task.name, task_id=self.id)
+        which = run_named(self.task.name, self.id)
         if header.died >= MOST_DEATHS:
             text = "%s: its process died before the task began, as did %d before it; it fails with WorkerLostError"
             logger.error(text, which, header.died - 1, extra=about)

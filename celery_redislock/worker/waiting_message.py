@@ -136,8 +136,7 @@ class WaitingMessage(Waiter):
     @property
     def must_leave(self) -> bool:
         """Whether the wait here ends only because of the broker. If so, the message waits again when redelivered."""
-        header = Header.read(self.request.request_dict[HEADER])
-        ends = _policy_deadlines(self.request, header, self._since)
+        ends = _policy_deadlines(self.request, Header.read(self.request.request_dict[HEADER]), self._since)
         return must_leave(self.request) and time.monotonic() < min(ends, default=math.inf)
 
     @property

@@ -259,6 +259,7 @@ def survive_lost_connections(consumer: Any, tell: Callable[[], None]) -> None:
             if failure.name != "hostname" or failure.obj is not None:
                 raise
             logger.warning("kombu could not close the lost connection to the broker; the worker reconnects")
+            handle(error)  # Celery has dropped that connection by now, and does the rest
 
     consumer.on_connection_error_after_connected = survive
 

@@ -191,7 +191,7 @@ def test_a_run_that_ends_while_its_worker_puts_back_what_is_unacked_does_not_run
 def test_a_message_that_comes_while_its_worker_puts_back_what_is_unacked_runs_once(
     broker_proxy, broker_server, start_worker, tasks, ledger, gate, running, nothing_waits
 ):
-    """Kombu reads a last message from a channel that it closes, because another connection is lost; a thread runs it."""
+    """Kombu reads a last message from a channel that it closes, as another connection is lost; a thread runs it."""
     worker = start_worker(3, "-P", "threads")
     tasks.late.delay("other", "first", gate)
     running("first")
@@ -260,6 +260,22 @@ def test_a_message_whose_run_is_cancelled_with_its_lost_connection_runs_again(
     # main process has released the key, once it was dead.
     assert first.end <= second.start or "its process died; its lock" in worker.output()
     wait_until(lambda: locks.client.keys("redislock:*}") == [], "the key is free")
+
+
+def test_a_message_whose_run_is_cancelled_while_redis_is_away_is_delivered_again_when_it_is_back(
+    broker_proxy, config, start_worker, tasks, ledger, running
+):
+    """Kombu cannot put it back, and would leave it to the visibility timeout."""
+    config.settings["worker_cancel_long_running_tasks_on_connection_loss"] = True
+    worker = start_worker(2)
+    result = tasks.restarted.delay("a", "twice", 60)
+    running("twice")
+    broker_proxy.refuse()
+    wait_until(lambda: "Cannot connect to" in worker.output(), "the worker cannot connect")
+    broker_proxy.mend()
+    assert result.get(timeout=20) == "twice"
+    assert ledger.items() == ["twice", "twice"]
+    assert received(worker, result) == 2
 
 
 def test_a_message_whose_countdown_outlasts_the_visibility_timeout_meets_its_policy(

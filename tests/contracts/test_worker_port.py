@@ -393,17 +393,22 @@ def test_celerys_consumer_asks_by_name_what_to_do_when_a_connection_is_lost():
 
 def test_the_one_error_of_kombu_is_survived_and_every_other_is_raised(caplog):
     caplog.set_level(logging.WARNING, worker_port.__name__)  # Celery's test worker leaves the root logger at ERROR
-    closed = SimpleNamespace(client=None)
+    handled: list[BaseException] = []
 
     def handle(error: BaseException) -> None:
         if error.args == ("other",):
             raise AttributeError("a defect of somebody else's")
-        _ = closed.client.hostname
+        closed, consumer.connection = consumer.connection, None  # as Celery does
+        if closed is not None:
+            _ = closed.client.hostname
+        handled.append(error)
 
-    consumer = SimpleNamespace(on_connection_error_after_connected=handle)
+    lost = SimpleNamespace(client=None)
+    consumer = SimpleNamespace(on_connection_error_after_connected=handle, connection=lost)
     worker_port.survive_lost_connections(consumer, lambda: None)
     consumer.on_connection_error_after_connected(OSError("lost"))
     assert "could not close the lost connection" in caplog.text
+    assert len(handled) == 1
     with pytest.raises(AttributeError, match="somebody else"):
         consumer.on_connection_error_after_connected(OSError("other"))
 
