@@ -325,8 +325,11 @@ def task_ready(request: Request) -> None:
 
 
 def never_runs(request: Request) -> bool:
-    """Whether `request` was terminated before its run began. Pools of threads and greenlets do not say that it ended."""
-    return bool(request.time_start and request._terminate_on_ack)
+    """Whether `request` was terminated before its run began. Pools of threads and greenlets do not say that it ended.
+
+    Celery notes a termination before the run, and carries it out when the pool accepts the request.
+    """
+    return bool(request.time_start and request._terminate_on_ack)  # type: ignore[attr-defined]
 
 
 def find_again(ended: Request, other: Request | None) -> None:

@@ -16,6 +16,7 @@ from billiard import Pipe
 from celery import Celery
 from celery.app.amqp import AMQP
 from celery.concurrency.prefork import TaskPool
+from celery.concurrency.thread import TaskPool as ThreadPool
 from celery.exceptions import WorkerTerminate
 from celery.platforms import EX_FAILURE
 from celery.worker import WorkController, state
@@ -323,6 +324,18 @@ def test_a_request_that_was_revoked_says_so(app):
     request = request_of(app)
     request._announce_revoked("revoked", False, None, False)
     assert worker_port.was_revoked(request)
+
+
+def test_a_request_that_was_terminated_before_a_thread_accepts_it_never_runs(app):
+    request = request_of(app)
+    request.on_accepted(1, 0.0)
+    assert not worker_port.never_runs(request)
+    request = request_of(app)
+    request.terminate(ThreadPool(1, app=app))
+    assert not worker_port.never_runs(request)
+    with pytest.raises(NotImplementedError):  # it goes nowhere: the callback runs in the thread
+        request.on_accepted(1, 0.0)
+    assert worker_port.never_runs(request)
 
 
 def test_a_request_that_has_forgotten_its_run_terminates_nothing(app):
