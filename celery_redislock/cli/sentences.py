@@ -144,6 +144,5 @@ def duration(seconds: float) -> str:
 
 def moment(since: datetime | None, now: datetime) -> str:
     """A date and time in UTC, and how long ago that was."""
-    if since is None:
-        return "an unknown time"
-    return f"{since.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC ({age(since, now)} ago)"
+    at = since and f"{since.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC ({age(since, now)} ago)"
+    return at or "an unknown time"

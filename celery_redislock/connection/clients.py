@@ -9,8 +9,8 @@ from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
@@ -120,8 +120,16 @@ class _Sentinel(redis.Redis):
     def sentinel_masters(self) -> Any:
         try:
             return super().sentinel_masters()
-        except ResponseError as error:
+        except (AuthenticationError, ResponseError) as error:
             raise _Refused(describe(error)) from error
+
+
+class _Sentinels(list[Any]):
+    """Sentinels, of which redis-py swaps the one that answers with the first. Two threads at once would lose one."""
+
+    def __setitem__(self, place: Any, one: Any) -> None:
+        if place == 0:
+            super().__setitem__(slice(None), [one, *(other for other in self if other is not one)])
 
 
 class _SentinelPool(SentinelConnectionPool, Pool):
@@ -153,7 +161,7 @@ def _without_retries(sentinels: Sentinel) -> Sentinel:
     """
     ours: Sentinel = copy.copy(sentinels) if isinstance(sentinels, Sentinel) else Sentinel([])
     vars(ours).update(vars(sentinels))
-    ours.sentinels = [derive(sentinel, kind=_PoolOfSentinel) for sentinel in sentinels.sentinels]
+    ours.sentinels = _Sentinels(derive(sentinel, kind=_PoolOfSentinel) for sentinel in sentinels.sentinels)
     return ours
 
 

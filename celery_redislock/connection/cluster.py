@@ -127,7 +127,9 @@ def route_of(command: Command, cluster: ClusterClient) -> Generator[tuple[Node, 
                 raise
             at, asking = cluster.owner(hash_slot), False
         except ResponseError as error:
-            if not _is_between_nodes(error) or time.monotonic() > until:
+            # Are its keys, or the permits that its script reads, split between two nodes just now?
+            is_between_nodes = isinstance(error, TryAgainError) or "non local key" in str(error)
+            if not is_between_nodes or time.monotonic() > until:
                 raise
             time.sleep(PAUSE)
             at, asking, redirections = cluster.owner(hash_slot), False, 0
@@ -184,8 +186,3 @@ class ClusterStore(LockStore):
 def hash_slot_of(key: str) -> int:
     """Return the hash slot of `key`."""
     return int(key_slot(key.encode()))
-
-
-def _is_between_nodes(error: ResponseError) -> bool:
-    """Whether the keys of a command, or the permits that its script reads, are split between two nodes."""
-    return isinstance(error, TryAgainError) or "non local key" in str(error)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -164,8 +165,16 @@ def pool_for_asyncio(client: redis.Redis, **more: Any) -> Any:
     options |= {"retry": None, "connection_class": kind, **more}
     if not is_behind_sentinels(client):
         return aio.ConnectionPool(**options)
-    asked: Any = SimpleNamespace(discover_master=lambda _: asyncio.to_thread(pool.get_master_address))
+    asked: Any = SimpleNamespace(discover_master=lambda _: _in_own_thread(pool.get_master_address))
     return aio_sentinel.SentinelConnectionPool(pool.service_name, asked, **options)  # type: ignore[no-untyped-call]
+
+
+def _in_own_thread(ask: Callable[[], Any]) -> asyncio.Future[Any]:
+    """Call `ask` in a thread that is not the loop's: a silent server would keep those from others, and the loop from
+    ending."""
+    answer = asyncio.get_running_loop().run_in_executor(thread := ThreadPoolExecutor(1, "redislock-sentinels"), ask)
+    thread.shutdown(wait=False)  # it ends with the answer
+    return answer
 
 
 async def answer_in_loop(connection: Any, words: Sequence[Any]) -> Any:

@@ -180,10 +180,6 @@ class Line:
         self.rank, self.refreshed = rank, time.monotonic()
         self.has_declined = self.is_offered = False
 
-    def is_before(self, waiter: Waiter) -> bool:
-        """Whether another waiter of this room goes before `waiter` in this line."""
-        return any(one is not waiter and one.rank <= waiter.rank for one in self.waiters.first(1))
-
     def next_rank(self, waiter: Waiter) -> int | None:
         """The rank of the first waiter but `waiter`; None if there is none."""
         return next((one.rank for one in self.waiters.first(2) if one is not waiter), None)

@@ -341,7 +341,8 @@ class Room:
         for number, demand in enumerate(demands):
             line = self._lines.of(demand)
             was_out, reply = self.is_out(demand.key), None
-            if not line.is_before(waiter):
+            # Unless another waiter of this room goes before it in this line.
+            if not any(one is not waiter and one.rank <= waiter.rank for one in line.waiters.first(1)):
                 try:
                     reply = self._stand_for(waiter, line)
                 except LockUnavailable as error:

@@ -106,9 +106,7 @@ class _Several(Generic[L]):
 
     def _next_attempt(self, last: _Attempt[L], refused: L) -> _Attempt[L] | None:
         now = time.monotonic()
-        if now >= last.until:
-            return None
-        return last._replace(waits_for=refused, keeps=now - last.began > KEEPS_AFTER)
+        return None if now >= last.until else last._replace(waits_for=refused, keeps=now - last.began > KEEPS_AFTER)
 
     def _entered(self, refused: tuple[L, Conflict] | None) -> Self:
         if refused is not None:

@@ -65,9 +65,8 @@ class NextAttempt:
     def header(self, header: Header) -> Header:
         """The header for this attempt's message: `header`, with the claim to the run's key if the run has one."""
         key = (self._demand and self._demand.key) or next(iter(ASKED_KEYS.of(self._nonce)), None) or self._reserved
-        if key is None:
-            return header
-        return header._replace(publish=self.attempt.publish, claim=self._token.nonce, key=key)
+        claim = self._token.nonce
+        return header if key is None else header._replace(publish=self.attempt.publish, claim=claim, key=key)
 
     def was_sent(self, ttl: float) -> None:
         """Note that the message was sent, and keep the key reserved for it for `ttl` seconds."""

@@ -164,9 +164,8 @@ class WaitingRoom(bootsteps.StartStopStep):
         if consumer is None or (sum(map(len, self.rooms)) >= plan.waiting_limit and plan.options.fair is None):
             return False
         most = worker_port.most_prefetched(consumer)
-        if consumer.qos is None or (most and consumer.qos.value >= most):
-            return False
-        return request.may_leave or not must_leave(request)
+        is_full = consumer.qos is None or (most and consumer.qos.value >= most)
+        return not is_full and (request.may_leave or not must_leave(request))
 
     def queue_of(self, message: Any) -> str | None:
         """The queue that `message` came from; None if it is not known."""

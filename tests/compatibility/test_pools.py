@@ -193,7 +193,8 @@ def test_what_is_terminated_before_its_run_begins_keeps_no_slot_from_who_waits(t
         waits = tasks.work.delay("k2", "waits")
         gate.open()
         wait_until(lambda: kept(app, 1) == 1, "it waits")
-    assert waits.get(timeout=20) == "waits"
+    wait_until(waits.ready, "it has run")
+    assert waits.get() == "waits"
     assert "terminated" not in ledger.items()
 
 

@@ -7,6 +7,7 @@ import logging
 import socket
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
@@ -15,6 +16,7 @@ from redis.sentinel import Sentinel
 from celery_redislock import Lock, LockLost, LockUnavailable
 from celery_redislock.asyncio import Lock as AsyncLock
 from celery_redislock.hold.held_lock import PAST_DEADLINE
+from tests.lab.asking import answer_of
 from tests.lab.proxy import Proxy
 from tests.lab.renewals import begin_renewal, held_by
 from tests.lab.servers import Valkey, free_port, wait_until
@@ -80,8 +82,7 @@ def test_a_sentinel_that_refuses_to_answer_is_passed_over(port, tmp_path, rules)
     with sentinel_over(tmp_path / "second", address_of(primary_behind(port))[1], WATCHED) as second:
         with redis.Redis(port=port) as first:
             first.execute_command("ACL", "SETUSER", "default", *rules)
-        with Lock(primary_behind(port, second), NAME, timeout=10) as lock:
-            assert lock.owned()
+        assert answer_of(Lock(primary_behind(port, second), NAME, timeout=10).acquire) is True
 
 
 @REFUSES
@@ -94,6 +95,36 @@ def test_a_sentinel_that_refuses_to_answer_is_passed_over_by_coroutines_too(port
         with redis.Redis(port=port) as first:
             first.execute_command("ACL", "SETUSER", "default", *rules)
         asyncio.run(main(second))
+
+
+def test_coroutines_ask_sentinels_without_the_threads_of_their_loop(port):
+    """A silent Sentinel would keep these from others, such as the loop's own look-up of names."""
+
+    async def main():
+        asyncio.get_running_loop().set_default_executor(taken := ThreadPoolExecutor())
+        taken.shutdown()
+        async with AsyncLock(primary_behind(port), NAME, timeout=10) as lock:
+            assert await lock.owned()
+
+    asyncio.run(main())
+
+
+def test_a_sentinel_is_asked_again_after_several_threads_at_once_have_passed_it_over(proxy, port):
+    """redis-py lets the next one that answers change places with it, once for each of these threads."""
+    with Proxy(f"redis://127.0.0.1:{port}").serve() as second:
+        client = primary_behind(proxy.port, second.port, socket_timeout=20)
+        locks = [Lock(client, f"{NAME}:{number}", timeout=10) for number in range(3)]
+        proxy.refuse()
+        answer = second.hold(to=b"SENTINEL", nth=None)
+        with ThreadPoolExecutor() as threads:
+            acquired = [threads.submit(lock.acquire) for lock in locks]
+            wait_until(lambda: answer.struck == len(locks), "all of them ask the second one")
+            answer.let_go()
+            assert [one.result() for one in acquired] == [True] * len(locks)
+        proxy.mend()
+        second.refuse()
+        cut_connections(address_of(primary_behind(port)))
+        assert [answer_of(lock.locked) for lock in locks] == [True] * len(locks)
 
 
 def test_where_all_sentinels_refuse_to_answer_the_error_has_their_words(port):
