@@ -215,9 +215,8 @@ def screen(rows: Sequence[Row], counts: Counts, took: float, width: int | None =
 def _missing(counts: Counts, rows: Sequence[Row]) -> str | None:
     """What the numbers of `rows` leave out, as a sentence; None if they count everything."""
     rooms = {room for row in rows for room in row.outside}
-    if not rooms or counts.unasked:
-        return counts.unasked
-    return f"Each counts as one message: {_outside(len(rooms))}."
+    is_said = not rooms or counts.unasked
+    return counts.unasked if is_said else f"Each counts as one message: {_outside(len(rooms))}."
 
 
 def _outside(rooms: int) -> str:

@@ -160,9 +160,8 @@ def on_outstanding(
             ended.add(str(job.task_id))
         else:
             return Answer(job)
-    if known or not (ended or preceding):
-        return None
-    return passed._replace(ended=frozenset(ended), preceding=frozenset(preceding))
+    is_new = not known and (ended or preceding)
+    return passed._replace(ended=frozenset(ended), preceding=frozenset(preceding)) if is_new else None
 
 
 def is_job(task: str, holder: LockInfo) -> bool:

@@ -71,9 +71,8 @@ class Demand(NamedTuple):
 def is_line(text: str) -> bool:
     """Whether `text` can be a `Demand.line`. Anyone can publish a hint; a bad capacity must not reach a script."""
     capacity, _, key = text.partition(" ")
-    if capacity not in _CAPACITIES or not 0 < len(key) <= LONGEST_KEY:
-        return False
-    return key.isascii() or not any("\ud800" <= character <= "\udfff" for character in key)  # undecoded bytes
+    fits = capacity in _CAPACITIES and 0 < len(key) <= LONGEST_KEY
+    return fits and (key.isascii() or not any("\ud800" <= one <= "\udfff" for one in key))  # undecoded bytes
 
 
 class LockKeys:

@@ -161,7 +161,9 @@ class Children:
         with self._releasing:
             if pid in self._runs and is_dead(pid):
                 run = self._runs.pop(pid)
-                if run.next is not None and (pid in self._condemned or _is_cold_shutdown()):
+                # In a cold shutdown of this worker, it is an exit code, which may be 0, or True.
+                is_cold = isinstance(state.should_terminate, int) and state.should_terminate is not False  # type: ignore[unreachable]
+                if run.next is not None and (pid in self._condemned or is_cold):
                     run.next.call_off()
                 self._condemned.discard(pid)
                 try:
@@ -224,11 +226,6 @@ def _release(store: LockStore, run: Run, holds: tuple[Hold, ...], reserved: Hold
             store.pass_on(hold.demand, hold.call)
     if reserved is not None:
         store.give_up(reserved.demand, reserved.token.nonce, is_to_come=_is_still_to_come(store, run, reserved))
-
-
-def _is_cold_shutdown() -> bool:
-    """Whether this worker is in a cold shutdown. `should_terminate` is then an exit code, which may be 0, or True."""
-    return isinstance(state.should_terminate, int) and state.should_terminate is not False  # type: ignore[unreachable]
 
 
 def _hand_over(store: LockStore, run: Run, *holds: Hold | None) -> bool:

@@ -22,7 +22,7 @@ from celery.worker.request import Request
 from .requeue import BATCH, hand_over, publish, settle
 from .slots import drained, let_go
 from .waiting_message import WaitingMessage
-from .worker_port import restore, wrap_soft_shutdown
+from .worker_port import is_closing, restore, wrap_soft_shutdown
 
 logger = logging.getLogger(__name__)
 
@@ -189,7 +189,7 @@ class Handover:
     def restore(self, requests: Sequence[Request]) -> None:
         """Make the broker redeliver the messages of `requests`, whose connection is lost, once there is another one."""
         self._to_restore += [request.message for request in requests]
-        if (consumer := self._consumer) is not None and consumer.connection:
+        if (consumer := self._consumer) and consumer.connection and not is_closing(channel_of(consumer)):
             self._restore(consumer)
 
     def _restore(self, consumer: Any) -> None:
@@ -201,9 +201,9 @@ class Handover:
         for message in drained(self._to_restore):
             try:
                 restore(channel_of(consumer), message)
-            except Exception:  # the connection is lost again
+            except Exception:  # noqa: BLE001 - the connection is lost again: the consumer notices, and calls `start`
                 self._to_restore.append(message)
-                raise
+                return
 
     def leave(self, waiting: WaitingMessage) -> None:
         """Publish the message of `waiting` again soon: it keeps waiting after another delivery. Thread-safe."""

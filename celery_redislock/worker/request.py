@@ -210,8 +210,9 @@ class LockedRequest(Request):
     def terminate(self, pool: Any, signal: Any = None) -> None:
         """Terminate the run as Celery does. A terminated run has no next attempt."""
         self._call_off()
-        if self._is_held_back:  # by `on_accepted`, to which the pool may not return: it kills this greenlet or raises
-            self._is_held_back = False
+        is_held_back, self._is_held_back = self._is_held_back, False
+        # By `on_accepted`, to which the pool may not return: it kills this greenlet or raises.
+        if is_held_back and worker_port.never_runs(self):
             self.acknowledge()
             worker_port.task_ready(self)  # else the run would count as one that goes on, and keep its slot
         super().terminate(pool, signal)
@@ -222,9 +223,13 @@ class LockedRequest(Request):
         A cold shutdown cancels runs too, and then closes the connection, which puts their messages back.
         """
         self._call_off()
-        super().cancel(pool, signal, emit_retry)
-        if getattr(self.message.channel, "closed", False) and (room := waiting_room_of(self.app, self.hostname)):
-            room.restore(self)
+        try:
+            super().cancel(pool, signal, emit_retry)
+        finally:  # the result backend may be out of reach too
+            # A thread cannot be cancelled, and goes on.
+            is_over = self not in state.active_requests and getattr(self.message.channel, "closed", False)
+            if is_over and (room := waiting_room_of(self.app, self.hostname)):
+                room.restore(self)
 
     def _call_off(self) -> None:
         if self.run is not None and self.run.next is not None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
+from celery.concurrency.thread import TaskPool
+from celery.worker import state
 from celery.worker.request import Request
 
 from celery_redislock.worker.request import locked_request
@@ -34,3 +38,26 @@ def test_nothing_is_answered_over_a_connection_that_kombu_has_closed(
             answer(request)
     assert answers == []
     assert [line.redislock_event for line in log.records] == ["not_acked"]
+
+
+def test_a_run_that_a_thread_accepts_while_it_is_terminated_keeps_its_message(app, config, tasks, monkeypatch):
+    """A thread cannot be terminated, and goes on. In that moment it sends the event about its begin."""
+    tasks.late.delay("k")
+    answers, pool = [], TaskPool(1, app=app)
+    with app.connection_for_read() as connection, connection.channel() as channel:
+        message = app.amqp.queues[config.queue](channel).get()
+        request = locked_request("lab.late", Request)(
+            message, on_ack=lambda *_: answers.append("ack"), app=app, task=tasks.late, headers=message.headers
+        )
+
+        def send_event(kind, **_):
+            if kind == "task-started":
+                with pytest.raises(NotImplementedError):
+                    request.terminate(pool)
+
+        monkeypatch.setattr(request, "send_event", send_event)
+        state.task_reserved(request)
+        request.on_accepted(threading.get_ident(), 0.0)
+        assert request in state.active_requests
+        state.task_ready(request)
+    assert answers == []
