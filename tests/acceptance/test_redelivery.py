@@ -262,6 +262,7 @@ def test_a_message_whose_run_is_cancelled_with_its_lost_connection_runs_again(
     wait_until(lambda: locks.client.keys("redislock:*}") == [], "the key is free")
 
 
+@pytest.mark.skipif(BEFORE_5_7, reason="Celery may not get as far as to close the channel, or the worker ends")
 @pytest.mark.parametrize("are_results_away", [False, True], ids=["with its results", "without"])
 def test_a_message_whose_run_is_cancelled_while_redis_is_away_is_delivered_again_when_it_is_back(
     broker_proxy, config, start_worker, tasks, ledger, running, are_results_away
