@@ -328,9 +328,6 @@ def test_a_request_that_was_revoked_says_so(app):
 
 def test_a_request_that_was_terminated_before_a_thread_accepts_it_never_runs(app):
     request = request_of(app)
-    request.on_accepted(1, 0.0)
-    assert not worker_port.never_runs(request)
-    request = request_of(app)
     request.terminate(ThreadPool(1, app=app))
     assert not worker_port.never_runs(request)
     with pytest.raises(NotImplementedError):  # it goes nowhere: the callback runs in the thread
