@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import redis
@@ -127,9 +127,11 @@ class _Sentinel(redis.Redis):
 class _Sentinels(list[Any]):
     """Sentinels, of which redis-py swaps the one that answers with the first. Two threads at once would lose one."""
 
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self[:])  # as they are when a search begins: others move them meanwhile
+
     def __setitem__(self, place: Any, one: Any) -> None:
-        if place == 0:
-            super().__setitem__(slice(None), [one, *(other for other in self if other is not one)])
+        super().__setitem__(slice(None), sorted(self, key=lambda other: place == 0 and other is not one))
 
 
 class _SentinelPool(SentinelConnectionPool, Pool):

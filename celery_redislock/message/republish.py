@@ -263,9 +263,8 @@ def undeclared(name: str) -> Queue:
 
 def custom_headers(headers: Any) -> dict[str, Any]:
     """The headers that the user has set."""
-    if not isinstance(headers, dict):
-        return {}
-    return {key: value for key, value in headers.items() if key not in _OF_CELERY and not key.startswith(_OF_RABBITMQ)}
+    all_of_them = headers.items() if isinstance(headers, dict) else ()
+    return {key: value for key, value in all_of_them if key not in _OF_CELERY and not key.startswith(_OF_RABBITMQ)}
 
 
 def ignores_result(task: Task[..., Any], request: Context) -> bool:

@@ -18,6 +18,7 @@ from celery.concurrency import solo
 from celery.signals import worker_shutting_down
 from celery.worker import state
 from celery.worker.request import Request
+from kombu.common import ignore_errors
 
 from .requeue import BATCH, hand_over, publish, settle
 from .slots import drained, let_go
@@ -190,7 +191,7 @@ class Handover:
         """Make the broker redeliver the messages of `requests`, whose connection is lost, once there is another one."""
         self._to_restore += [request.message for request in requests]
         if (consumer := self._consumer) and consumer.connection and not is_closing(channel_of(consumer)):
-            self._restore(consumer)
+            ignore_errors(consumer.connection, self._restore, consumer)  # lost again: `start` is called once more
 
     def _restore(self, consumer: Any) -> None:
         """Make a Redis broker immediately redeliver the messages that waited here when the connection was lost.
@@ -201,9 +202,9 @@ class Handover:
         for message in drained(self._to_restore):
             try:
                 restore(channel_of(consumer), message)
-            except Exception:  # noqa: BLE001 - the connection is lost again: the consumer notices, and calls `start`
+            except Exception:  # the connection is lost again
                 self._to_restore.append(message)
-                return
+                raise
 
     def leave(self, waiting: WaitingMessage) -> None:
         """Publish the message of `waiting` again soon: it keeps waiting after another delivery. Thread-safe."""
