@@ -123,7 +123,7 @@ def test_the_scripts_are_those_that_there_are_and_each_verb_is_one_of_the_store(
 
 
 def test_the_threads_are_those_that_the_code_starts() -> None:
-    threads = set(re.findall(r'name="(redislock-\w+)"', CODE))
+    threads = set(re.findall(r'(?:name=|PoolExecutor\(1, )"(redislock-\w+)"', CODE))
     assert threads == set(re.findall(r"`(redislock-\w+)`", section(PAGE, "### Processes and threads")))
 
 
