@@ -116,7 +116,8 @@ class Sender:
                 raise LockUnavailable(key, describe(error)) from error
             raise
         self._answered = True
-        self.outage_of(key).answered(command.script, granted=reply[0] == GRANTED)
+        if (outage := self.outage_of(key)).since is not None:
+            outage.answered(command.script, granted=reply[0] == GRANTED)
         return reply, sent_at, is_lost
 
     def ask_all(self, commands: Sequence[Command], undo: Callable[[], Sequence[Command]]) -> tuple[list[Reply], float]:

@@ -236,18 +236,19 @@ class LastWord(NamedTuple):
     """The hold that the command ends."""
     was_sent_before: bool
     """Whether an earlier command was sent before a time limit interrupted the hooks: the key may be free already."""
+    keeper: Keeper
+    """The keeper of the lock's server."""
 
     def on_reply(self, was_held: bool) -> None:
         """Mark the lock as lost if the reply says that the run no longer held the key."""
         if not was_held and self.lock.was_granted and not self.was_sent_before:
             self.lock.lose(NOT_OURS)
 
-    def send_again(self, keeper: Keeper, why: object) -> None:
+    def send_again(self, why: object = "Redis has not confirmed the release of its lock") -> None:
         """Have the keeper keep sending the command until Redis answers.
 
         Args:
-            keeper: The keeper of the lock's server.
-            why: What happened to the first command, as text for the log.
+            why: What happened to the first command, for the log; by default, its reply is an error or was never read.
         """
         soon = f"the release is sent again until Redis accepts it; the lock expires in at most {self.lock.lease:g} s"
         about = self.lock.fields("release_delayed")
@@ -256,4 +257,4 @@ class LastWord(NamedTuple):
         command, until = self.hold.release(in_any_case=True), self.lock.ends_at
         if self.hold.note is not None:  # copies need it even after the lease has ended
             until = max(until, time.monotonic() + self.hold.note.ttl)
-        keeper.send(command, until)
+        self.keeper.send(command, until)

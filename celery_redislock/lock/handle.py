@@ -193,6 +193,8 @@ class Handle:
                 "celery_redislock.asyncio.Lock"
             )
         self.redis, self.name = client, name
+        #: The key in Redis.
+        self.key = key
         self.timeout, self.sleep = timeout, sleep
         self.blocking, self.blocking_timeout = blocking, blocking_timeout
         self.thread_local, self.raise_on_release_error = bool(thread_local), raise_on_release_error
@@ -211,11 +213,6 @@ class Handle:
 
     def _new_local(self) -> Any:
         return _ThreadLocal() if self.thread_local else Local()
-
-    @property
-    def key(self) -> str:
-        """The key in Redis."""
-        return self.demand.key
 
     @property
     def token(self) -> str | None:
@@ -252,10 +249,11 @@ class Handle:
         local = self.local
         local.other = None
         # Who uses a timeout as a pause never leaves. A count of 0: the beginning or the end of a block was interrupted.
-        over = [one for one in local.entries if not one.count or (one.held.left <= 0 and not one.in_block)]
-        for one in [one for one in over if self._is_for_asyncio or one.is_mine]:
-            with suppress(ValueError):  # another thread removes it too
-                local.entries.remove(one)
+        for one in [*local.entries]:
+            is_over = not one.count or (one.held.left <= 0 and not one.in_block)
+            if is_over and (self._is_for_asyncio or one.is_mine):
+                with suppress(ValueError):  # another thread removes it too
+                    local.entries.remove(one)
         entry.in_block |= in_block
         local.entries.append(entry)
         entry.count += 1
@@ -377,8 +375,10 @@ class Handle:
         if local.other is not None:
             return self._adopt(local.other) if local.other else None
         entries = [one for one in reversed(local.entries) if one.count and one.is_of_this_process]
-        mine = [one for one in entries if one.is_mine]
-        return next(iter(mine or (() if self.reentrant and self.thread_local else entries)), None)
+        for one in entries:
+            if one.is_mine:
+                return one
+        return entries[0] if entries and not (self.reentrant and self.thread_local) else None
 
     def _adopt(self, token: bytes) -> Entry:
         """A new entry for a lock whose token the user has stored in `local.token`, as users of redis-py's lock do.

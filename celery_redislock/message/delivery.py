@@ -94,7 +94,7 @@ class Delivery(NamedTuple):
     @property
     def is_delivered_again(self) -> bool:
         """Whether the broker has delivered the message to more than one worker, or soon will."""
-        is_due = self.stops != STOPS.number or time.monotonic() > self.overdue_at
+        is_due = self.stops != STOPS.count[0] or time.monotonic() > self.overdue_at
         return is_due or self.is_redelivered or self.is_marked_begun
 
     @property
@@ -123,10 +123,13 @@ class ConsumerStops:
 
     What was unacked then is delivered again. Runs read the number in memory that their process shares with the main
     process, so that they know it at once, without a command.
+
+    Attributes:
+        count: The number, as its only item. Only the main process writes it.
     """
 
     def __init__(self) -> None:
-        self._number = memoryview(bytearray(4)).cast("I")
+        self.count = memoryview(bytearray(4)).cast("I")
         self._main = 0
 
     def open(self) -> None:
@@ -135,17 +138,8 @@ class ConsumerStops:
         A second worker in the process goes on counting: a run of the first one may still compare the number.
         """
         if self._main != os.getpid():
-            self._number = memoryview(mmap.mmap(-1, 4)).cast("I")
+            self.count = memoryview(mmap.mmap(-1, 4)).cast("I")
             self._main = os.getpid()
-
-    @property
-    def number(self) -> int:
-        """How often."""
-        return self._number[0]
-
-    def add(self) -> None:
-        """Count a stop. Called in the main process."""
-        self._number[0] += 1
 
 
 class Facts(NamedTuple):

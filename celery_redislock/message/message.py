@@ -56,7 +56,7 @@ class Message:
         replaced = request.replaced_task_nesting or 0
         self.attempt = Attempt(str(request.id), request.retries or 0, replaced, self.header.publish)
         given = Delivery.of(request)
-        self.delivery = given or Delivery(mint_nonce(), acks_late=bool(task.acks_late), stops=STOPS.number)
+        self.delivery = given or Delivery(mint_nonce(), acks_late=bool(task.acks_late), stops=STOPS.count[0])
 
     @property
     def name(self) -> str:

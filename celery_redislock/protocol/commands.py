@@ -15,6 +15,9 @@ from .names import Demand, keys_of
 from .scripts import NOTE_TTL, Call, Claim, Command, Note, Numbered, Passed, Text
 from .tokens import RESERVED, Token, cooling, escape, for_capacity, known_by, known_in_line
 
+#: Makes a `Command` in half of the time that the class takes. For the two that every run sends.
+_made = tuple.__new__
+
 
 def acquire(
     demand: Demand,
@@ -53,7 +56,7 @@ def acquire(
     if demand.share is not None:
         _, digest, turn, rank = demand.share
         options, values = f"{options}FHY", (*values, digest, str(turn), str(rank or ""))
-    return Command(scripts.ACQUIRE, keys, (options, *values))
+    return _made(Command, (scripts.ACQUIRE, keys, (options, *values)))
 
 
 def reserve(
@@ -143,7 +146,7 @@ def release(
         options, values = f"{options}KT", (*values, keeps[0].value, _ms(keeps[1]))
     if demand.capacity > 1:
         options, values = f"{options}S", (*values, str(demand.capacity))
-    return Command(scripts.RELEASE, keys, (options, *values))
+    return _made(Command, (scripts.RELEASE, keys, (options, *values)))
 
 
 def hand_over(demand: Demand, token: Token, to: Token, ttl: float, note: Note | None = None) -> Command:

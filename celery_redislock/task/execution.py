@@ -48,9 +48,6 @@ EXECUTION = "redislock_execution"
 #: searching Celery's stack takes a tenth as long as a Redis command.
 _any_run = False
 
-#: For the log: what happened to a release whose reply is an error, or was never read.
-UNREAD = "Redis has not confirmed the release of its lock"
-
 
 class Execution:
     """Takes, holds and releases the key of one request. A subclass says what happens if another owner has the key.
@@ -305,14 +302,14 @@ class Execution:
         was_sent_before = lock.hold.phase is ENDING
         if not was_sent_before:
             lock.hold = lock.hold.ended(cooldown, self._note_after(lock, state))
-        word = LastWord(lock, lock.hold, was_sent_before)
+        word = LastWord(lock, lock.hold, was_sent_before, keeper)
         # The body is over: do not keep its arguments in memory.
         lock.on_lost, lock.on_asked = partial(_announce_loss, self.task), None
         try:
-            self._server.send_late(lock.hold.release(), word.on_reply, partial(word.send_again, keeper, UNREAD))
+            self._server.send_late(lock.hold.release(), word.on_reply, word.send_again)
             is_sent = True
         except LockUnavailable as error:
-            word.send_again(keeper, error)
+            word.send_again(error)
             is_sent = False
         # Only now: if a time limit fires before the release was sent, `end` is called again.
         lock.hold = lock.hold.over()
@@ -330,11 +327,12 @@ class Execution:
         Of several keys, the one that is asked for first has it, because a copy may meet no other.
         """
         task, delivery = self.task, self.message.delivery
-        # What Celery rejects then, a dead-letter exchange may deliver again.
-        acks = not task.acks_late or getattr(task, "acks_on_failure", task.acks_on_failure_or_timeout)  # new in 5.7
-        is_rejected = state == states.FAILURE and not acks and self.plan.broker.is_rabbitmq
-        if lock is not self.parts[0] or not leaves_note(state) or is_rejected:
+        if lock is not self.parts[0] or not leaves_note(state):
             return None
+        if state == states.FAILURE and task.acks_late and self.plan.broker.is_rabbitmq:
+            acks: bool = getattr(task, "acks_on_failure", task.acks_on_failure_or_timeout)  # new in Celery 5.7
+            if not acks:  # the message is rejected, so a dead-letter exchange may deliver it again
+                return None
         is_again = delivery.is_delivered_again
         ttl = self.plan.broker.note_ttl(is_sent_back_only=delivery.is_republished and not is_again)
         is_kept = (self.number or self._is_replaceable) and state != states.RETRY

@@ -173,7 +173,7 @@ class AckWhatHasBegun(bootsteps.StartStopStep):
         message runs again.
         """
         if EARLY_ACKS.reader is not None:  # else the children do not share the number
-            STOPS.add()
+            STOPS.count[0] += 1
 
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
         """Register with the event loop. Celery calls this each time the loop starts."""

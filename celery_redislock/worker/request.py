@@ -80,7 +80,7 @@ class LockedRequest(Request):
             headers=custom_headers(sent) if "headers" in sent else None,
             acks_late=bool(task.acks_late),
             is_redelivered=was_delivered_before(self.request_dict),
-            stops=STOPS.number - worker_port.is_closing(self.message.channel),
+            stops=STOPS.count[0] - worker_port.is_closing(self.message.channel),
         )
         self.prepare_run(None)
 

@@ -164,7 +164,8 @@ def test_the_release_of_a_run_is_sent_after_its_lease_only_where_it_leaves_a_not
     behind.keeper.remove(lock)
     lock_proxy.refuse()
     note = Note(keys_of(KEY).note("id/0/0"), 60.0) if leaves_note else None
-    LastWord(lock, lock.hold.ended(note=note), was_sent_before=False).send_again(behind.keeper, "it is lost")
+    word = LastWord(lock, lock.hold.ended(note=note), was_sent_before=False, keeper=behind.keeper)
+    word.send_again("it is lost")
     wait_until(lambda: not client.exists(KEY), "the lease is over")
     time.sleep(0.1)
     client.set(KEY, lock.token.value)  # as if it were not: to see who releases it

@@ -104,9 +104,9 @@ def test_a_second_worker_in_the_process_makes_no_run_of_the_first_forget_that_it
     stops = ConsumerStops()
     monkeypatch.setattr("celery_redislock.message.delivery.STOPS", stops)
     stops.open()
-    delivery = FRESH._replace(stops=stops.number)
+    delivery = FRESH._replace(stops=stops.count[0])
     assert not delivery.is_delivered_again
-    stops.add()
+    stops.count[0] += 1
     stops.open()
     assert delivery.is_delivered_again
 

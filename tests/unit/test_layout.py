@@ -407,7 +407,7 @@ def test_the_check_sees_what_is_returned(code: str, tags: set[str]) -> None:
 def test_every_script_has_the_prelude_where_it_stands_and_is_sent_by_the_store() -> None:
     used = {
         name.lower(): vars(scripts)[name].text
-        for name in re.findall(r"Command\(scripts\.(\w+)", inspect.getsource(commands))
+        for name in re.findall(r"Command(?:, )?\(scripts\.(\w+)", inspect.getsource(commands))
     }
     assert used.keys() == SCRIPTS.keys()
     for name, text in used.items():
