@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import weakref
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -12,7 +13,7 @@ from celery import Celery
 
 from .connection.connect import OPTIONS_SETTINGS, command_time, connect, is_redis, kind_of
 from .errors import LockConfigError
-from .lock.lock_server import LockServer, servers_of
+from .lock.lock_server import LockServer, servers_of, stop_in
 from .options import OPTIONS, SETTINGS, resolve_settings
 
 _SETTING = "redislock_"
@@ -28,16 +29,19 @@ PRIVATE_BACKENDS = ("rpc", "cache+memory", "cache+locmem", "disabled")
 def server_of(app: Celery) -> LockServer:
     """The lock server of `app` in this process. It connects when the first command is sent.
 
+    Its threads end when the app is garbage-collected.
+
     Raises:
         LockConfigError: No setting names a server, or its URL or options are wrong.
     """
     servers = servers_of(app)
-    server = servers.get(os.getpid())
-    if server is None:  # two threads may get here at once: nothing is open yet, and `setdefault` keeps one server
+    if (server := servers.get(os.getpid())) is None:
+        # Two threads may get here at once: nothing is open yet, and `setdefault` keeps one server.
         inherited = next(iter(servers.values()), None)
         # After a fork, keep the inherited client: a `Lock` made before the fork uses it to find its server.
         server = LockServer.behind(inherited.client) if inherited else LockServer(client_of(app), keyprefix_of(app))
         server = servers.setdefault(os.getpid(), server)
+        weakref.finalize(app, stop_in, servers).atexit = False
     return server
 
 
@@ -178,8 +182,7 @@ def command_time_of(app: Celery) -> float:
         LockConfigError: No setting names a server, or redis-py refuses its URL or an option.
     """
     address = _address_of(app)
-    known = vars(app).get(_COMMAND_TIME)
-    if known is None or known[0] != address:
+    if (known := vars(app).get(_COMMAND_TIME)) is None or known[0] != address:
         known = vars(app)[_COMMAND_TIME] = (address, command_time(connect(*address)))
     return float(known[1])
 

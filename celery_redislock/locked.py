@@ -225,7 +225,7 @@ class _Settings:
         if not is_enabled(self.app):
             return AsyncNoLock() if is_async else NoLock()
         demands = [Demand(redis_key(self._prefix, name), self._limit) for name in names()]
-        return lock_of(server_of(self.app).client, demands, self._options, thread_local=True, is_async=is_async)
+        return lock_of(self.app, demands, self._options, thread_local=True, is_async=is_async)
 
 
 def _refuse_what_has_no_call(function: Any, *, is_async: bool) -> None:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import unittest
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -23,7 +22,7 @@ from celery.result import AsyncResult
 from .app import keyprefix_of, names_of, server_of, settings_of
 from .connection.connect import servers_behind
 from .lock.lock import Lock
-from .lock.lock_server import servers_of
+from .lock.lock_server import servers_of, stop_in
 from .lock.no_lock import NoLock
 from .lock.several import Locks
 from .locked import Locked, locked, the_app
@@ -86,8 +85,7 @@ def pass_time(seconds: float, app: Celery | None = None) -> None:
     Raises:
         RedisError: Redis did not answer, or refused a command.
     """
-    app = app or the_app()
-    server = server_of(app)
+    server = server_of(app := app or the_app())
     prefix = f"{keyprefix_of(app)}{resolve_settings(settings_of(app)).prefix}:{{"
     nodes: list[Any] = servers_behind(server.client)
     for client, key in ((node, key) for node in nodes for key in node.scan_iter(count=500)):
@@ -118,8 +116,7 @@ def assert_skipped(result: AsyncResult[Any], because_of: AsyncResult[Any] | str 
         celery.exceptions.TimeoutError: It has not ended.
     """
     outcome: Any = result.get(timeout=10, propagate=False)
-    is_revoked = isinstance(outcome, TaskRevokedError)
-    if not is_revoked or not is_skipped(str(outcome)):
+    if not (isinstance(outcome, TaskRevokedError) and is_skipped(str(outcome))):
         raise AssertionError(f"task {result.id} was not skipped: it ended as {result.state}, with {outcome!r}")
     holder = because_of if because_of is None or isinstance(because_of, str) else because_of.id
     if holder is not None and not str(outcome).endswith(f" {holder}"):
@@ -158,14 +155,12 @@ def moved(app: Celery, url: str) -> Iterator[None]:
     values = {"url": url, "client_options": {}}  # without the password of the app's own server
     if (before := keyprefix_of(app)) and {"{", "}"}.isdisjoint(before):  # bound tasks have it in their keys
         values["prefix"] = before + resolve_settings(settings_of(app)).prefix
-    servers = servers_of(app)
     changes = {name: values[setting] for setting in values for name in names_of(conf.prefix, setting)}
-    with patch.dict(conf.changes, changes), patch.dict(servers, clear=True):
+    with patch.dict(conf.changes, changes), patch.dict(servers_of(app), clear=True) as servers:
         try:
             yield
         finally:
-            if server := servers.get(os.getpid()):
-                server.stop()
+            stop_in(servers)
 
 
 class LockServerTestCase(unittest.TestCase):

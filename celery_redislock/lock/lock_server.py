@@ -236,10 +236,15 @@ def servers_of(owner: Any) -> dict[int, LockServer]:
     return servers
 
 
+def stop_in(servers: dict[int, LockServer]) -> None:
+    """Stop this process's server among `servers`, if there is one."""
+    if (server := servers.get(os.getpid())) is not None:
+        server.stop()
+
+
 def running_loop() -> AbstractEventLoop | None:
     """The event loop that runs the caller, or None. A caller that blocks would stop the whole loop."""
-    loop = _get_running_loop()
-    if loop is None:
+    if (loop := _get_running_loop()) is None:
         return None
     # To asyncio, all gevent greenlets are one thread, so this may be the loop of another greenlet. The `_thread_id` of
     # an asyncio loop is the id of the greenlet that runs it. (A uvloop loop has no such attribute.)

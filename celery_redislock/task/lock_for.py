@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from celery_redislock.app import server_of
 from celery_redislock.connection.store import LockStore
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.lock.async_lock import Lock as AsyncLock
@@ -21,9 +22,9 @@ from .execution import held_by_request
 class InRequests(Handle):
     """A lock that code inside a task's run with this key shares."""
 
-    def __init__(self, client: Any, demand: Demand, options: LockOptions, *, thread_local: bool) -> None:
+    def __init__(self, app: Any, demand: Demand, options: LockOptions, *, thread_local: bool) -> None:
         super().__init__(
-            *(client, demand.key, options.lease),
+            *(server_of(app).client, demand.key, options.lease),
             blocking_timeout=options.block_for,
             thread_local=thread_local,
             renew=True,
@@ -31,6 +32,7 @@ class InRequests(Handle):
             fence=options.fence,
             limit=demand.capacity,
         )
+        self._app = app  # whose lock server ends with it
 
     def _held_around(self, store: LockStore) -> HeldLock | None:
         return held_by_request(store, self.key)
@@ -45,7 +47,7 @@ class AsyncLockInRequests(InRequests, AsyncLock):
 
 
 def lock_of(
-    client: Any, demands: Sequence[Demand], options: LockOptions, *, thread_local: bool, is_async: bool = False
+    app: Any, demands: Sequence[Demand], options: LockOptions, *, thread_local: bool, is_async: bool = False
 ) -> Any:
     """The lock for these demands: a `Lock`, or `Locks` of several; their twins if `is_async`.
 
@@ -53,10 +55,10 @@ def lock_of(
     """
     kind: type[Any] = AsyncLockInRequests if is_async else LockInRequests
     if len(demands) == 1:
-        return kind(client, demands[0], options, thread_local=thread_local)
+        return kind(app, demands[0], options, thread_local=thread_local)
     unfenced = options._replace(fence=False)
     locks = {
-        one.key: kind(client, one, options if one.key == demands[0].key else unfenced, thread_local=thread_local)
+        one.key: kind(app, one, options if one.key == demands[0].key else unfenced, thread_local=thread_local)
         for one in in_order(demands)
     }
     return (AsyncLocks if is_async else Locks)([*locks.values()], locks[demands[0].key])

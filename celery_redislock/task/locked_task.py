@@ -391,7 +391,7 @@ class LockedTask(LockAttributes, BaseTask[P, R_co]):
         if not plan.enabled:
             return None
         demands = demands_of(self, plan, args, kwargs)
-        return lock_of(server_of(plan.app).client, demands, plan.options, thread_local=False, is_async=is_async)
+        return lock_of(plan.app, demands, plan.options, thread_local=False, is_async=is_async)
 
 
 def demands_of(task: Task[..., Any], plan: LockPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Demand]:

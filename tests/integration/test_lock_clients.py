@@ -11,12 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
+from celery import Celery
 from redis.backoff import ConstantBackoff
 from redis.cluster import RedisCluster
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from celery_redislock import Lock, LockConfigError
+from celery_redislock import Lock, LockConfigError, LockedTask
 from celery_redislock.connection.clients import derive
 from celery_redislock.connection.connect import command_time
 from celery_redislock.lock.handle import entry_of_context
@@ -152,6 +153,37 @@ def test_what_it_made_for_a_client_ends_with_it(locks):
     gc.collect()
     assert pool() is None
     wait_until(lambda: not keeper.is_alive(), "its keeper has ended")
+
+
+def made_and_dropped(locks):
+    """A weak reference to an app that was used and then dropped, and a lock of it that was taken."""
+    app = Celery("dropped", broker="memory://", set_as_current=False)
+    app.conf.redislock_url = locks.celery_url(0)
+
+    @app.task(base=LockedTask, shared=False)
+    def once(number: int) -> int:
+        return number
+
+    assert once.apply((1,)).get() == 1
+    lock = once.lock_for(2)
+    assert lock.acquire()
+    return weakref.ref(app), lock
+
+
+def test_what_it_made_for_an_app_ends_with_the_app_and_its_locks(private_locks):
+    """Tests and app factories make apps by the hundred. A process has only so many threads and connections."""
+    before = set(threading.enumerate())
+    app, lock = made_and_dropped(private_locks)
+    (keeper,) = set(threading.enumerate()) - before
+    gc.collect()
+    assert app() is not None
+    assert keeper.is_alive()
+    lock.release()
+    del lock
+    gc.collect()
+    assert app() is None
+    wait_until(lambda: not keeper.is_alive(), "its keeper has ended")
+    wait_until(lambda: len(private_locks.client.client_list()) == 1, "this test's own is the only connection")
 
 
 def test_the_connections_that_it_made_for_a_client_end_with_it(private_locks):
