@@ -54,7 +54,7 @@ class Calls(NamedTuple):
         """Return the calls with these fields in Redis; None if the message of `token` has none."""
         with suppress(ValueError, TypeError, OverflowError, OSError):  # a damaged field
             if claim == token.nonce.encode():
-                return cls(int(number), datetime.fromtimestamp(int(due) / 1e6, UTC))
+                return cls(int(number), datetime.fromtimestamp(abs(int(due)) / 1e6, UTC))
         return None
 
     def said(self, now: datetime) -> str:

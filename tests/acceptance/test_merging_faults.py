@@ -104,6 +104,17 @@ def test_a_ticket_that_has_lost_its_place_still_expires(tasks, start_worker, led
     assert ledger.items() == ["next"]
 
 
+def test_a_call_that_waits_for_no_time_runs_at_once_after_the_clock_was_set_back(tasks, start_worker, locks, ledger):
+    """All times that the lock server keeps are ahead of its clock then: here they are moved instead of the clock."""
+    tasks.latest.delay("k", "first")
+    merged = tasks.latest.delay("k", "last")
+    for field in ("number", "first", "due"):
+        locks.client.hincrby(keys_of(tasks.latest.lock_for("k").name).pending, field, 60_000_000)
+    start_worker(1)
+    assert merged.get(timeout=PATIENCE) == "last"
+    assert ledger.items() == ["last"]
+
+
 @on_every_broker
 @pytest.mark.parametrize(("name", "last"), [("debounced_brief", ["last"]), ("collected_brief", ["first", "last"])])
 def test_a_ticket_that_is_not_due_keeps_its_place_longer_than_lock_queue_ttl(

@@ -102,7 +102,7 @@ end
 ends = ends ~= '' and expires ~= '' and whole(math.max(ends, expires)) or ''
 local lives = ms_until(due_at) + queued_ms
 keep_calls(pending, lives + DAY_MS, joins and sound(stored, count + 1) or 0, bodies, 'number', number,
-  'first', whole(first), 'due', whole(due_at), 'count', count + #bodies, 'expires', ends)
+  'first', whole(first), 'due', whole(due_at > time and due_at or -time), 'count', count + #bodies, 'expires', ends)
 if is_merged then
   -- If the ticket was lost, calls that are due at once must not keep its place forever.
   if due_at > time then outlast(place, lives) end

@@ -239,9 +239,9 @@ local function refused(tag, rooms, names, values, first, last, later)
   return {tag, soonest + (soonest >= 0 and later or 0), now(), rooms, unpack(tokens)}
 end
 
--- A ticket is a message that stands for several calls. What is kept about them is a hash: the number of the last call,
--- how many `bodies` there are, and each body under its number. Until the ticket is granted its key, the hash is
--- ":pending" and also has the ticket's `claim` and `job`, when the `first` call came, when the ticket is `due` and
+-- A ticket is a message that stands for several calls. A hash keeps the number of the last call, how many `bodies`
+-- there are, and each body under its number. Until the ticket is granted its key, the hash is ":pending" and also has
+-- the ticket's `claim` and `job`, when the `first` call came, when the ticket is `due` (negative: at once) and
 -- `expires`, by the server's clock in microseconds, the `count` of calls, and whether its run was `refused` for good.
 -- From then on it is ":args:<job>"; sooner if the job loses its place in the queue, or may take no more calls.
 
