@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 
 import pytest
 from celery.exceptions import TaskRevokedError
 
 from celery_redislock import LockConfigError
 from celery_redislock.message.calls import LONGEST_BODY
+from celery_redislock.protocol.names import keys_of
 from tests.lab.servers import wait_until
 
 PATIENCE = 30
@@ -95,6 +97,31 @@ def test_in_an_emptied_server_the_ticket_has_its_own_arguments(tasks, start_work
         locks.client.delete(key)
     start_worker(1)
     assert ticket.get(timeout=PATIENCE) == "ticket"
+
+
+def test_in_an_emptied_server_whose_clock_is_behind_a_later_call_may_be_superseded(tasks, start_worker, locks, ledger):
+    ticket = tasks.latest.delay("k", "ticket")
+    for key in locks.client.scan_iter("*lab.latest*"):
+        locks.client.delete(key)
+    later = tasks.latest.delay("k", "later")
+    locks.client.hincrby(keys_of(tasks.latest.lock_for("k").name).pending, "number", -60_000_000)  # as by that clock
+    start_worker(1)
+    assert ticket.get(timeout=PATIENCE) == "ticket"
+    with pytest.raises(TaskRevokedError, match=f"superseded by {ticket.id}"):
+        later.get(timeout=PATIENCE)
+    assert ledger.items() == ["ticket"]
+
+
+def test_where_the_publishers_clock_is_ahead_the_run_comes_that_much_later(
+    app, tasks, start_worker, ledger, monkeypatch
+):
+    """Its message has a countdown, which is by the clocks of the publisher and the worker."""
+    now = app.now
+    monkeypatch.setattr(app, "now", lambda: now() + timedelta(seconds=3))
+    start_worker(1)
+    called_at = time.monotonic()
+    assert tasks.debounced.delay("k", "item").get(timeout=PATIENCE) == "item"
+    assert ledger.runs()[0].start - called_at > 3
 
 
 def test_the_hundred_and_first_call_is_a_message_of_its_own(tasks, held, gate):
