@@ -15,7 +15,7 @@ from celery_redislock import LockConfigError
 from tests.conftest import IS_MATRIX, on_every_broker
 from tests.lab.app import make_app
 from tests.lab.servers import wait_until
-from tests.lab.workers import kept
+from tests.lab.workers import consume_from, kept
 
 PATIENCE = 30
 #: How many calls come at random times in how many seconds, for how long a body runs, and how many children are killed.
@@ -193,6 +193,24 @@ class TestWhoIsNotReplacedButWaitedFor:
         gate.open()
         assert [one.get(timeout=PATIENCE) for one in (careless, newest)] == ["careless", "newest"]
         assert ledger.overlaps() == []
+
+
+def test_a_run_that_was_not_merged_is_ended_by_an_earlier_call_where_its_workers_clock_is_behind(
+    config, app, tasks, start_worker, running, ledger, locks, nobody_opens
+):
+    """Its start is by that clock, and the call by the lock server's."""
+    earlier = tasks.newest.delay("k", "earlier")
+    run = tasks.newest.apply_async(("k", "run", "", "checks", nobody_opens), task_id="r", queue="others")
+    start_worker(2, "-Q", "others")
+    running("run")
+    key = tasks.newest.lock_for("k").key
+    state, attempt, began_at, *rest = locks.client.get(key).split()
+    token = b" ".join([state, attempt, b"%d" % (int(began_at) - 60_000), *rest])  # as by a clock a minute behind
+    locks.client.set(key, token, keepttl=True)
+    consume_from(app, config.queue)
+    assert is_replaced(run, earlier)
+    assert earlier.get(timeout=PATIENCE) == "earlier"
+    assert ledger.items() == ["run", "earlier"]
 
 
 class TestAReplacedRun:
