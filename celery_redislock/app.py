@@ -78,8 +78,8 @@ def is_enabled(app: Celery) -> bool:
     conf: Any = app.conf
     names = names_of(conf.prefix, "enabled")
     # Every run calls this. The setting is rarely set, and `conf.get` takes far longer to find that out.
-    for settings in conf.maps:
-        for name in names:
+    for name in names:
+        for settings in conf.maps:
             if name in settings:
                 if not isinstance(settings[name], bool):
                     resolve_settings(settings_of(app))  # raises a LockConfigError with the allowed values

@@ -64,13 +64,13 @@ class Entry:
         self.in_block = False
 
     def __del__(self) -> None:
-        self.end_renewal()
+        if getattr(self, "_is_renewed", False):  # a time limit may have interrupted `__init__`
+            self.end_renewal()
 
     def end_renewal(self) -> None:
-        """Have the keeper stop renewing the lock."""
-        if getattr(self, "_is_renewed", False):  # a time limit may have interrupted `__init__`
-            self._is_renewed = False
-            self.server.keeper.remove(self.held)
+        """Have the keeper stop renewing the lock, if it does."""
+        self._is_renewed = False
+        self.server.keeper.remove(self.held)
 
     @property
     def is_of_this_process(self) -> bool:
