@@ -13,7 +13,7 @@ from celery import Celery
 
 from .connection.connect import OPTIONS_SETTINGS, command_time, connect, is_redis, kind_of
 from .errors import LockConfigError
-from .lock.lock_server import LockServer, servers_of, stop_in
+from .lock.lock_server import LockServer, servers_of
 from .options import OPTIONS, SETTINGS, resolve_settings
 
 _SETTING = "redislock_"
@@ -29,7 +29,7 @@ PRIVATE_BACKENDS = ("rpc", "cache+memory", "cache+locmem", "disabled")
 def server_of(app: Celery) -> LockServer:
     """The lock server of `app` in this process. It connects when the first command is sent.
 
-    Its threads end when the app is garbage-collected.
+    Its threads end when the app and the locks that were made with it are garbage-collected.
 
     Raises:
         LockConfigError: No setting names a server, or its URL or options are wrong.
@@ -41,7 +41,7 @@ def server_of(app: Celery) -> LockServer:
         # After a fork, keep the inherited client: a `Lock` made before the fork uses it to find its server.
         server = LockServer.behind(inherited.client) if inherited else LockServer(client_of(app), keyprefix_of(app))
         server = servers.setdefault(os.getpid(), server)
-        weakref.finalize(app, stop_in, servers).atexit = False
+        weakref.finalize(servers, server.stop).atexit = False
     return server
 
 
@@ -78,8 +78,8 @@ def is_enabled(app: Celery) -> bool:
     conf: Any = app.conf
     names = names_of(conf.prefix, "enabled")
     # Every run calls this. The setting is rarely set, and `conf.get` takes far longer to find that out.
-    for name in names:
-        for settings in conf.maps:
+    for settings in conf.maps:
+        for name in names:
             if name in settings:
                 if not isinstance(settings[name], bool):
                     resolve_settings(settings_of(app))  # raises a LockConfigError with the allowed values

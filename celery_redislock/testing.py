@@ -22,7 +22,7 @@ from celery.result import AsyncResult
 from .app import keyprefix_of, names_of, server_of, settings_of
 from .connection.connect import servers_behind
 from .lock.lock import Lock
-from .lock.lock_server import servers_of, stop_in
+from .lock.lock_server import servers_of
 from .lock.no_lock import NoLock
 from .lock.several import Locks
 from .locked import Locked, locked, the_app
@@ -160,7 +160,8 @@ def moved(app: Celery, url: str) -> Iterator[None]:
         try:
             yield
         finally:
-            stop_in(servers)
+            for server in [*servers.values()]:
+                server.stop()
 
 
 class LockServerTestCase(unittest.TestCase):

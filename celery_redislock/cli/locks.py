@@ -176,7 +176,7 @@ class Locks:
     def to_json(self, row: Row) -> dict[str, Any]:
         """What ``--json`` prints for `row`."""
         told = row.info.to_json(scope_of(self.app, row.token.task), row.waiting)
-        return told | {"calls": row.calls.number, "due": row.calls.due.isoformat()} if row.calls else told
+        return told | row.calls.to_json() if row.calls else told
 
     def _scan(self, pattern: str) -> Iterator[Row]:
         """The locks whose keys match `pattern`. In rare cases the same lock is returned twice."""

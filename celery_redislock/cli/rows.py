@@ -46,20 +46,24 @@ class Calls(NamedTuple):
     """The calls that were merged into a message that waits in the queue, without their arguments."""
 
     number: int
-    due: datetime
-    """When the message is due, by the lock server's clock."""
+    due: datetime | None
+    """When the message is due, by the lock server's clock; None if that need not be waited for."""
 
     @classmethod
     def of(cls, token: Token, claim: bytes | None, number: bytes, due: bytes) -> Self | None:
         """Return the calls with these fields in Redis; None if the message of `token` has none."""
         with suppress(ValueError, TypeError, OverflowError, OSError):  # a damaged field
             if claim == token.nonce.encode():
-                return cls(int(number), datetime.fromtimestamp(abs(int(due)) / 1e6, UTC))
+                return cls(int(number), None if int(due) < 0 else datetime.fromtimestamp(int(due) / 1e6, UTC))
         return None
+
+    def to_json(self) -> dict[str, Any]:
+        """How many calls there are, and when they are due, as JSON can spell them."""
+        return {"calls": self.number, "due": self.due and self.due.isoformat()}
 
     def said(self, now: datetime) -> str:
         """How many calls there are, and when they are due, in words."""
-        due_in = (self.due - now).total_seconds()
+        due_in = (self.due - now).total_seconds() if self.due else 0.0
         return counted(self.number, "call") + (f", due in {duration(due_in)}" if due_in > 0 else "")
 
 

@@ -118,7 +118,7 @@ class Keeper:
         self._wake.set()
 
     def _run(self) -> None:
-        while not self._stopped:
+        while not self._stopped or self._put_off.next_at < math.inf:
             try:
                 pause = self._round()
             except BaseException:  # even sys.exit(), as in a log handler: the locks must still be renewed

@@ -59,9 +59,8 @@ class Entry:
 
     def __init__(self, held: HeldLock, server: LockServer, *, is_renewed: bool = False, is_own: bool = True) -> None:
         self.held, self.server, self.is_own = held, server, is_own
-        self._is_renewed, self.count = is_renewed, 0
+        self._is_renewed, self.count, self.in_block = is_renewed, 0, False
         self._owner: Any = None
-        self.in_block = False
 
     def __del__(self) -> None:
         if getattr(self, "_is_renewed", False):  # a time limit may have interrupted `__init__`
@@ -194,13 +193,12 @@ class Handle:
             )
         self.redis, self.name = client, name
         #: The key in Redis.
-        self.key = key
+        self.key: str = key
         self.timeout, self.sleep = timeout, sleep
         self.blocking, self.blocking_timeout = blocking, blocking_timeout
         self.thread_local, self.raise_on_release_error = bool(thread_local), raise_on_release_error
         self.renew, self.reentrant = renew, reentrant
-        self._local = self._new_local()
-        self._fence = fence
+        self._local, self._fence = self._new_local(), fence
 
     def __repr__(self) -> str:
         return f"<Lock {shown(self.key, LONGEST)} {self.state or 'not held'}>"

@@ -230,16 +230,14 @@ class BlockedCaller(Waiter):
         return self._is_called
 
 
-def servers_of(owner: Any) -> dict[int, LockServer]:
+class Servers(dict[int, LockServer]):
     """The lock servers of a pool or an app, by process id. A forked child cannot use its parent's."""
-    servers: dict[int, LockServer] = vars(owner).get(_SERVERS) or vars(owner).setdefault(_SERVERS, {})
+
+
+def servers_of(owner: Any) -> Servers:
+    """The lock servers of a pool or an app."""
+    servers: Servers = vars(owner).get(_SERVERS) or vars(owner).setdefault(_SERVERS, Servers())
     return servers
-
-
-def stop_in(servers: dict[int, LockServer]) -> None:
-    """Stop this process's server among `servers`, if there is one."""
-    if (server := servers.get(os.getpid())) is not None:
-        server.stop()
 
 
 def running_loop() -> AbstractEventLoop | None:

@@ -11,6 +11,7 @@ from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.lock.async_lock import Lock as AsyncLock
 from celery_redislock.lock.handle import Handle
 from celery_redislock.lock.lock import Lock
+from celery_redislock.lock.lock_server import servers_of
 from celery_redislock.lock.several import AsyncLocks, Locks
 from celery_redislock.options import LockOptions
 from celery_redislock.protocol.names import Demand
@@ -32,7 +33,7 @@ class InRequests(Handle):
             fence=options.fence,
             limit=demand.capacity,
         )
-        self._app = app  # whose lock server ends with it
+        self._servers = servers_of(app)  # without an owner, they are stopped
 
     def _held_around(self, store: LockStore) -> HeldLock | None:
         return held_by_request(store, self.key)

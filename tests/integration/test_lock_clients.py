@@ -6,18 +6,19 @@ import gc
 import inspect
 import re
 import threading
+import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
-from celery import Celery
+from celery import Celery, _state, current_app
 from redis.backoff import ConstantBackoff
 from redis.cluster import RedisCluster
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from celery_redislock import Lock, LockConfigError, LockedTask
+from celery_redislock import Lock, LockConfigError, LockedTask, locked
 from celery_redislock.connection.clients import derive
 from celery_redislock.connection.connect import command_time
 from celery_redislock.lock.handle import entry_of_context
@@ -158,7 +159,7 @@ def test_what_it_made_for_a_client_ends_with_it(locks):
 def made_and_dropped(locks):
     """A weak reference to an app that was used and then dropped, and a lock of it that was taken."""
     app = Celery("dropped", broker="memory://", set_as_current=False)
-    app.conf.redislock_url = locks.celery_url(0)
+    app.conf.redislock_url, app.conf.redislock_lease = locks.celery_url(0), 4.5
 
     @app.task(base=LockedTask, shared=False)
     def once(number: int) -> int:
@@ -176,14 +177,46 @@ def test_what_it_made_for_an_app_ends_with_the_app_and_its_locks(private_locks):
     app, lock = made_and_dropped(private_locks)
     (keeper,) = set(threading.enumerate()) - before
     gc.collect()
-    assert app() is not None
-    assert keeper.is_alive()
+    time.sleep(5)
+    assert lock.state == "held"  # a lease later
     lock.release()
     del lock
     gc.collect()
     assert app() is None
     wait_until(lambda: not keeper.is_alive(), "its keeper has ended")
     wait_until(lambda: len(private_locks.client.client_list()) == 1, "this test's own is the only connection")
+
+
+def test_a_lock_may_be_given_celerys_proxy_of_the_current_app(locks, monkeypatch):
+    """It is no app: nothing can refer to it weakly, and it stands for another app later."""
+    app = Celery("current", broker="memory://", set_as_current=False)
+    app.conf.redislock_url = locks.celery_url(0)
+    monkeypatch.setattr(_state._tls, "current_app", app)
+    with locked("held", app=current_app) as lock:
+        assert lock.state == "held"
+
+
+def test_an_app_that_is_dropped_in_an_outage_releases_what_its_run_held(private_locks):
+    client = private_locks.client
+    client.execute_command("ACL", "SETUSER", "app", "on", ">secret", "~*", "&*", "+@all")
+
+    def run_and_drop() -> str:
+        app = Celery("dropped", broker="memory://", set_as_current=False)
+        app.conf.redislock_url = private_locks.celery_url(0)
+        app.conf.redislock_client_options = {"username": "app", "password": "secret"}
+
+        @app.task(base=LockedTask, shared=False)
+        def once(number: int) -> None:
+            client.execute_command("ACL", "SETUSER", "app", "-evalsha", "-eval")
+
+        once.apply((1,)).get()
+        return once.lock_for(1).key
+
+    key = run_and_drop()
+    gc.collect()
+    assert client.exists(key)
+    client.execute_command("ACL", "SETUSER", "app", "+evalsha", "+eval")
+    wait_until(lambda: not client.exists(key), "the release is sent again", 10)
 
 
 def test_the_connections_that_it_made_for_a_client_end_with_it(private_locks):

@@ -171,6 +171,7 @@ class TestSwitchedOff:
         class Settings:
             CELERY_BROKER_URL = config.broker
             CELERY_REDISLOCK_URL = config.locks
+            CELERY_REDISLOCK_ENABLED = True
 
         app = Celery("shop", set_as_current=False)
         app.config_from_object(Settings, namespace="CELERY")
