@@ -212,8 +212,13 @@ def test_an_app_that_is_dropped_in_an_outage_releases_what_its_run_held(private_
         once.apply((1,)).get()
         return once.lock_for(1).key
 
+    def refused() -> int:
+        return client.info("commandstats")["cmdstat_evalsha"]["rejected_calls"]
+
     key = run_and_drop()
     gc.collect()
+    so_far = refused()
+    wait_until(lambda: refused() > so_far + 1, "the release is sent again and again", 10)
     assert client.exists(key)
     client.execute_command("ACL", "SETUSER", "app", "+evalsha", "+eval")
     wait_until(lambda: not client.exists(key), "the release is sent again", 10)
