@@ -196,11 +196,11 @@ def test_a_lock_may_be_given_celerys_proxy_of_the_current_app(locks, monkeypatch
         assert lock.state == "held"
 
 
-def test_an_app_that_is_dropped_in_an_outage_releases_what_its_run_held(private_locks):
+def test_an_app_that_is_dropped_in_an_outage_releases_what_its_run_held(private_locks, caplog):
     client = private_locks.client
     client.execute_command("ACL", "SETUSER", "app", "on", ">secret", "~*", "&*", "+@all")
 
-    def run_and_drop() -> str:
+    def run_and_drop():
         app = Celery("dropped", broker="memory://", set_as_current=False)
         app.conf.redislock_url = private_locks.celery_url(0)
         app.conf.redislock_client_options = {"username": "app", "password": "secret"}
@@ -210,13 +210,15 @@ def test_an_app_that_is_dropped_in_an_outage_releases_what_its_run_held(private_
             client.execute_command("ACL", "SETUSER", "app", "-evalsha", "-eval")
 
         once.apply((1,)).get()
-        return once.lock_for(1).key
+        return weakref.ref(app), once.lock_for(1).key
 
     def refused() -> int:
         return client.info("commandstats")["cmdstat_evalsha"]["rejected_calls"]
 
-    key = run_and_drop()
+    app, key = run_and_drop()
+    caplog.clear()  # its records have the error, and that the app
     gc.collect()
+    assert app() is None
     so_far = refused()
     wait_until(lambda: refused() > so_far + 1, "the release is sent again and again", 10)
     assert client.exists(key)
