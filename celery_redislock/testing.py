@@ -22,7 +22,7 @@ from celery.result import AsyncResult
 from .app import keyprefix_of, names_of, server_of, settings_of
 from .connection.connect import servers_behind
 from .lock.lock import Lock
-from .lock.lock_server import servers_of
+from .lock.lock_server import SERVERS, Servers
 from .lock.no_lock import NoLock
 from .lock.several import Locks
 from .locked import Locked, locked, the_app
@@ -156,7 +156,7 @@ def moved(app: Celery, url: str) -> Iterator[None]:
     if (before := keyprefix_of(app)) and {"{", "}"}.isdisjoint(before):  # bound tasks have it in their keys
         values["prefix"] = before + resolve_settings(settings_of(app)).prefix
     changes = {name: values[setting] for setting in values for name in names_of(conf.prefix, setting)}
-    with patch.dict(conf.changes, changes), patch.dict(servers_of(app), clear=True) as servers:
+    with patch.dict(conf.changes, changes), patch.object(app, SERVERS, Servers(), create=True) as servers:
         try:
             yield
         finally:

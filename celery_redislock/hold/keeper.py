@@ -32,6 +32,8 @@ TICK = 1 / 10
 LINGER = 1.0
 #: If no other command has read a late answer this many seconds after its command was sent, the keeper reads it.
 READ_LATE = 0.05
+#: How long the thread of a keeper that was stopped goes on sending what Redis has not accepted, in seconds.
+LAST_TRIES = 60.0
 #: Locks per renewal command. More would block the server for milliseconds.
 BATCH = 500
 
@@ -64,11 +66,11 @@ class Keeper:
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._failures = 0
-        self._added = self._stopped = False
+        self._added, self._ends_at = False, math.inf
 
     def stop(self) -> None:
-        """Stop the thread, which then closes the store. Called when this process no longer uses the server."""
-        self._stopped = True
+        """Stop the thread once it has sent what was put off. Called when this process no longer uses the server."""
+        self._ends_at = time.monotonic() + LAST_TRIES
         self._wake.set()
 
     def add(self, lock: HeldLock) -> None:
@@ -118,7 +120,7 @@ class Keeper:
         self._wake.set()
 
     def _run(self) -> None:
-        while not self._stopped or self._put_off.next_at < math.inf:
+        while self._ends_at == math.inf or (self._put_off.next_at < math.inf and time.monotonic() < self._ends_at):
             try:
                 pause = self._round()
             except BaseException:  # even sys.exit(), as in a log handler: the locks must still be renewed

@@ -35,7 +35,8 @@ from celery_redislock.protocol.replies import Conflict, Granted
 from celery_redislock.protocol.scripts import NOTE_TTL, Command
 
 T = TypeVar("T")
-_SERVERS = "_redislock_servers"
+#: The attribute of a pool or an app that has its `Servers`.
+SERVERS = "_redislock_servers"
 #: Seconds between two checks of a key whose release sends no hint.
 POLL = 0.1
 
@@ -236,7 +237,7 @@ class Servers(dict[int, LockServer]):
 
 def servers_of(owner: Any) -> Servers:
     """The lock servers of a pool or an app."""
-    servers: Servers = vars(owner).get(_SERVERS) or vars(owner).setdefault(_SERVERS, Servers())
+    servers: Servers = vars(owner).get(SERVERS) or vars(owner).setdefault(SERVERS, Servers())
     return servers
 
 

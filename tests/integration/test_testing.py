@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import pytest
 from celery import Celery, _state
@@ -15,7 +17,8 @@ from celery.contrib.testing.worker import start_worker
 from celery_redislock import LockConflict, locked, locked_task
 from celery_redislock.app import server_of
 from celery_redislock.fixtures import _redislock_url, redislock_server  # noqa: F401
-from celery_redislock.testing import assert_skipped, busy, pass_time
+from celery_redislock.lock.lock_server import LockServer
+from celery_redislock.testing import assert_skipped, busy, moved, pass_time
 from tests.lab.servers import wait_until
 from tests.lab.workers import ROOT
 
@@ -53,6 +56,18 @@ def worker(app):
     yield start
     for running, _ in entered:
         running.__exit__(None, None, None)
+
+
+def test_nothing_stays_of_the_lock_server_of_a_test(_redislock_url):  # noqa: F811, PT019 - its value is used
+    """A suite has thousands of tests, and one app."""
+    app = Celery("shop", broker="memory://", set_as_current=False)
+
+    def once() -> weakref.ref[LockServer]:
+        with moved(app, _redislock_url), locked("stock", app=app):
+            return weakref.ref(server_of(app))
+
+    server = once()
+    wait_until(lambda: gc.collect() is None or server() is None, "it is collected")
 
 
 def test_a_key_is_busy_by_its_name(app):
