@@ -229,6 +229,7 @@ def test_what_waits_in_a_worker_that_loses_its_connection_is_delivered_again_onc
 
     config.settings["redislock_waiting_limit"] = 100
     first, numbers = start_worker(1), [str(number) for number in range(20)]
+    wait_until(lambda: len(polls()) == 1, "it receives messages")
     of_first = polls()
     with tasks.work.lock_for("k"):
         results = [tasks.work.delay("k", number) for number in numbers]
