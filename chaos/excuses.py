@@ -129,15 +129,25 @@ def of_another_run(story: Story, earlier: list[Run], run: Run) -> Excuse | None:
     if _cut(story, received, first.end + ack) and story.strikes(OUTAGES, first.start, first.end + ack):
         return Excuse.RELEASE_IN_DOUBT
     for outage in story.strikes(OUTAGES, first.end - ack, first.end + ack):
-        made_up_at = outage["until"] + MADE_UP_FOR + AT_ONCE
+        is_over_at = _end_of_all(story, outage)
+        made_up_at = is_over_at + MADE_UP_FOR + AT_ONCE
         # A process that stands still by then sends its release again only afterwards.
         stops = story.strikes(STOPS, first.end, min(made_up_at, run.start), first.pid)
-        made_up_late = [stop["until"] + MADE_UP_FOR + AT_ONCE for stop in stops if stop["until"] > outage["until"]]
+        made_up_late = [stop["until"] + MADE_UP_FOR + AT_ONCE for stop in stops if stop["until"] > is_over_at]
         if died <= made_up_at or run.start <= max(made_up_late, default=0.0):
             return Excuse.RELEASE_IN_DOUBT
         if outage["from"] + LEASE - RENEWAL <= run.start <= made_up_at:  # no renewal since then: the lease was over
             return Excuse.RELEASE_IN_DOUBT
     return None
+
+
+def _end_of_all(story: Story, outage: Line) -> float:
+    """When an outage is over, with those that begin before it is made up for."""
+    until: float = outage["until"]
+    for later in sorted(story.faults(*OUTAGES), key=lambda fault: fault["from"]):
+        if outage["from"] <= later["from"] <= until + MADE_UP_FOR + AT_ONCE:
+            until = max(until, later["until"])
+    return until
 
 
 def _stood_still_as_it_received(story: Story, first: Run, run: Run) -> bool:

@@ -19,6 +19,7 @@ from chaos.faults import (
     FAULTS,
     KILL_CHILD,
     KILL_WORKER,
+    REFUSE,
     RESTART,
     STOP_CHILD,
     STOP_WORKER,
@@ -478,6 +479,16 @@ class TestRunsAgain:
         book.fault(BLACKHOLE, 1.9, 5)
         book.fault(STOP_CHILD, *stopped, [CHILD])
         book.run("a", again_at, again_at + 1, pid=OTHER)
+        assert broken() == ([] if excused else self.AGAIN)
+
+    @pytest.mark.parametrize(("refuses_at", "excused"), [(5.01, True), (6.5, False)])
+    def test_an_outage_that_follows_another_one_counts_as_the_same(self, book, broken, refuses_at, excused):
+        book.sent("a")
+        book.run("a", 1, 2)
+        book.fault(BLACKHOLE, 1.9, 5)
+        book.fault(REFUSE, refuses_at, 7)
+        book.fault(STOP_CHILD, 6.8, 10, [CHILD])
+        book.run("a", 9, 10, pid=OTHER)
         assert broken() == ([] if excused else self.AGAIN)
 
     @pytest.mark.parametrize(("again_at", "excused"), [(3.5, False), (5.3, True), (6.5, False)])
