@@ -114,7 +114,9 @@ def _wrong_revoke(facts: Facts, job: Accepted, final: Line) -> str:
     if text.startswith("replaced by "):
         newer = facts.jobs.get(text.removeprefix("replaced by "))
         same = newer and newer.part.task == job.part.task and facts.lock_names(newer) & facts.lock_names(job)
-        return "" if same and "replace" in facts.policies(job) else "nothing may replace it"
+        # The task's own policy: a call that waits itself may be replaced all the same.
+        is_replaced = any(spec.policy == "replace" for spec in facts.specs(job.part.task))
+        return "" if same and is_replaced else "nothing may replace it"
     if text.startswith("superseded by "):
         is_latest = "latest" in facts.options(job, "lock_arguments")
         return "" if is_latest else "nothing may supersede it"

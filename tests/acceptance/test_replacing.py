@@ -150,6 +150,14 @@ class TestTheNewestCall:
         gate.open()
         assert [one.get(timeout=PATIENCE) for one in (older, newer)] == ["older", "newer"]
 
+    def test_replaces_even_a_run_whose_call_has_waited_politely(self, tasks, start_worker, running, nobody_opens):
+        start_worker(2)
+        older = tasks.newest.apply_async(("k", "older", "", "checks", nobody_opens), lock_on_conflict="wait")
+        running("older")
+        newer = tasks.newest.delay("k", "newer")
+        assert is_replaced(older, newer)
+        assert newer.get(timeout=PATIENCE) == "newer"
+
     def test_may_ask_for_it_only_on_a_task_whose_runs_can_be_stopped(self, tasks):
         with pytest.raises(LockConfigError, match="'replace' is an option of the task only"):
             tasks.latest.apply_async(("k",), lock_on_conflict="replace")

@@ -492,9 +492,10 @@ def test_an_answer_with_a_job_that_was_known_to_have_ended_is_found(of, options,
     assert story.broken() == ([Promise.SERVED_ANEW] if is_broken else [])
 
 
-def test_a_replaced_job_that_runs_again_is_found(of):
+@pytest.mark.parametrize("its_own", [{}, {"lock_on_conflict": "wait"}])
+def test_a_replaced_job_that_runs_again_is_found(of, its_own):
     story = of({"lock_scope": "queue", "lock_arguments": "latest", "lock_on_conflict": "replace"})
-    story.call("x", 0.0, final="REVOKED", result="TaskRevokedError: replaced by y")
+    story.call("x", 0.0, final="REVOKED", result="TaskRevokedError: replaced by y", **its_own)
     story.run("x", 1.0, 2.0)
     story.call("y", 1.5)
     story.run("y", 2.0, 3.0)
