@@ -31,7 +31,7 @@ class Granted(NamedTuple):
     @classmethod
     def of(cls, reply: Reply, sent_at: float) -> Self:
         """Return what the reply to a command sent at `sent_at` grants."""
-        if len(reply) == 1:  # made so because every run gets this one: see `Hold`
+        if len(reply) == 1:  # every run gets this one, and the class would take twice as long
             return tuple.__new__(cls, (sent_at, None, 1, 0, ()))
         fence, number = reply[2] if len(reply) > 2 else None, reply[3] if len(reply) > 3 else 0
         return cls(sent_at, fence, reply[1], number, tuple(reply[4:]))

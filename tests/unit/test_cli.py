@@ -56,6 +56,14 @@ def test_damaged_calls_are_not_shown(number, due):
     assert Calls.of(token, token.nonce.encode(), number, due) is None
 
 
+def test_calls_that_need_not_wait_are_due_at_once_whatever_the_clock_says():
+    token = mint(mint_nonce(), None, origin("host", "task"))
+    ahead = int((NOW + timedelta(hours=1)).timestamp() * 1e6)  # the server's clock was set back since
+    at_once, later = (Calls.of(token, token.nonce.encode(), b"2", b"%d" % due) for due in (-ahead, ahead))
+    assert (at_once.said(NOW), at_once.to_json()) == ("2 calls", {"calls": 2, "due": None})
+    assert later.said(NOW) == "2 calls, due in 1h00m"
+
+
 def test_a_moment_is_in_utc_and_tells_how_long_ago_it_was():
     assert moment(NOW - timedelta(minutes=3), NOW) == "2026-11-22 03:01:05 UTC (3m00s ago)"
     assert moment(None, NOW) == "an unknown time"
