@@ -48,10 +48,8 @@ class Place(NamedTuple):
 
     demand: Demand
     """What its run has asked for, and was refused."""
-    rank: int
-    """The message's rank in the line for the key, in microseconds since the epoch."""
     header: Header
-    """What the message carries for the plugin from now on."""
+    """What the message carries for the plugin from now on, its rank in the line for the key included."""
     asks_if_cooling: bool = False
     """If the key begins to cool down, the message asks again, and its policy applies."""
     sleeps_for: float = 0.0

@@ -94,7 +94,7 @@ def _end(message: Message, holder: LockInfo, conflict: Conflict, policy: str, re
     if header is not None:
         message.tell(holder, f"waiting in line ({policy})")
         asks_if_cooling = reason is Waiting.UNLESS_COOLING
-        place = Place(message.demand, rank, header, asks_if_cooling=asks_if_cooling, wants=message.wants)
+        place = Place(message.demand, header, asks_if_cooling=asks_if_cooling, wants=message.wants)
         raise Ended(Verdict(policy, reason, f"{error}; waiting in line", place, holder.task_id))
     why = "copies do not wait" if conflict.cannot_wait else "this worker has no room for more waiting messages"
     pause = message.pause(SHORTEST_PAUSE, LONGEST_PAUSE if message.delivery.may_wait else LONGEST_PAUSE_WHILE_FULL)
@@ -117,7 +117,7 @@ def sleep_until_due(message: Message, due: NotDue) -> None:
         # With its last call, a full ticket is due at once. The hint that tells its room so may be lost.
         seconds = min(seconds, max(1.0, options.debounce / LOOKS_IN_A_DEBOUNCE))
     if (header := message.wait(rank=rank, sleeps=True)) is not None:
-        raise Ended(verdict._replace(place=Place(message.demand, rank, header, sleeps_for=seconds)))
+        raise Ended(verdict._replace(place=Place(message.demand, header, sleeps_for=seconds)))
     if message.send_back(seconds, message.demand.key, rank=rank, sleeps=True):
         raise Ended(verdict)
 

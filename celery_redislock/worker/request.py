@@ -297,7 +297,7 @@ class LockedRequest(Request):
         logger.warning("%s: its process died before the task began; its message is delivered again", which, extra=about)
         worker_port.forget_run(self)
         self.request_dict[HEADER] = header.wire
-        room.keep(self, Place(Demand(""), header.rank, header), leaves=True)
+        room.keep(self, Place(Demand(""), header), leaves=True)
         return True
 
     def _wait(self, room: WaitingRoom, verdict: Verdict, place: Place) -> None:

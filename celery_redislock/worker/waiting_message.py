@@ -94,10 +94,10 @@ class WaitingMessage(Waiter):
     def __init__(self, request: Any, place: Place, worker: WorkerPort) -> None:
         plan: LockPlan = request.task.lock_plan
         self.demand, self.wants, self.lost_at = place.demand, place.wants, None
-        self.rank, self.number = place.rank, 0
+        header = place.header
+        self.rank, self.number = header.rank, 0
         self.request = request
         self._room = server_of(plan.app).message_room
-        header = place.header
         self.claim = None if header.claim is None else known_by(header.claim, RESERVED).owner
         self.joins = header.joins
         self._asks_if_cooling = place.asks_if_cooling

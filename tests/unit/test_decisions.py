@@ -356,7 +356,7 @@ def test_each_reason_has_a_row_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("reason", [one for reasons in Reason.__subclasses__() for one in reasons], ids=str)
-@pytest.mark.parametrize("place", [None, Place(Demand("key", 2), 7, NO_HEADER)], ids=["gone", "in line"])
+@pytest.mark.parametrize("place", [None, Place(Demand("key", 2), NO_HEADER)], ids=["gone", "in line"])
 def test_the_main_process_reads_the_verdict_that_a_child_has_sent(reason: Reason, place: Place | None) -> None:
     verdict = Verdict("wait", reason, "it is held", place)
     error = pickle.loads(pickle.dumps(Ended(verdict)))  # noqa: S301 - its own
