@@ -128,12 +128,11 @@ class Message:
         self.was_sent_back = True
         return self.header
 
-    def send_back(self, delay: float, key: str, **changes: Any) -> bool:
+    def send_back(self, delay: float, **changes: Any) -> bool:
         """Publish the message again, to be tried after about `delay` seconds.
 
         Args:
             delay: Seconds, which are kept within the broker's limits.
-            key: The key in Redis, for the error message.
             changes: Changes of its header, as for `Header.next`.
 
         Returns:
@@ -160,7 +159,7 @@ class Message:
         except Exception as error:  # noqa: BLE001 - each broker has its own errors
             if (self.delivery.acks_late or self.delivery.acks_at_begin) and not given_back_often(self.request.headers):
                 self._requeue(error, delay)
-            self._keep_here(error, delay, key)
+            self._keep_here(error, delay)
             return False
         self.was_sent_back = True
         return True
@@ -173,12 +172,12 @@ class Message:
         time.sleep(min(pause, 1.0))  # otherwise the broker may redeliver the message at once, over and over
         raise Reject(describe(error), requeue=True) from None  # Celery logs it, with a traceback
 
-    def _keep_here(self, error: Exception, pause: float, key: str) -> None:
+    def _keep_here(self, error: Exception, pause: float) -> None:
         """Sleep for `pause` seconds. The message cannot be sent, and must stay here: it was acked, or its queue would
         soon drop it."""
         if (keep_for := self.options.wait_for) is not None and self.waited >= keep_for:
             raise LockUnavailable(
-                key,
+                self.demand.key,
                 f"this run is lost: its message could not be published again for {keep_for:g} s ({describe(error)})",
             ) from error
         text = "%s: must wait, but its message could not be republished (%s); this process keeps trying"

@@ -123,7 +123,7 @@ def come_back(message: Message, joins: str) -> None:
     show_as_retry(message, error)
     pause = message.pause(SHORTEST_LOOK, LONGEST_PAUSE)
     message.tell(holder, f"trying again in {pause:.2f} s (join)")
-    if message.send_back(pause, holder.key, joins=joins):
+    if message.send_back(pause, joins=joins):
         raise Ended(Verdict("join", Joined.BETWEEN_ATTEMPTS, str(error), holder_id=joins))
 
 

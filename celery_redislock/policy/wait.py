@@ -99,7 +99,7 @@ def _end(message: Message, holder: LockInfo, conflict: Conflict, policy: str, re
     why = "copies do not wait" if conflict.cannot_wait else "this worker has no room for more waiting messages"
     pause = message.pause(SHORTEST_PAUSE, LONGEST_PAUSE if message.delivery.may_wait else LONGEST_PAUSE_WHILE_FULL)
     message.tell(holder, f"{why}; trying again in {pause:.2f} s ({policy})")
-    if message.send_back(pause, message.demand.key, rank=rank, **changes):
+    if message.send_back(pause, rank=rank, **changes):
         raise Ended(Verdict(policy, reason, f"{error}; trying again later", holder_id=holder.task_id))
 
 
@@ -118,7 +118,7 @@ def sleep_until_due(message: Message, due: NotDue) -> None:
         seconds = min(seconds, max(1.0, options.debounce / LOOKS_IN_A_DEBOUNCE))
     if (header := message.wait(rank=rank, sleeps=True)) is not None:
         raise Ended(verdict._replace(place=Place(message.demand, header, sleeps_for=seconds)))
-    if message.send_back(seconds, message.demand.key, rank=rank, sleeps=True):
+    if message.send_back(seconds, rank=rank, sleeps=True):
         raise Ended(verdict)
 
 

@@ -133,7 +133,7 @@ class WorkerExecution(Execution):
             return True
         pause = self.message.pause(SHORTEST_PAUSE, LONGEST_PAUSE)
         logger.info("%s: %s; trying again in %.2f s", self.message.name, error, pause, extra=about)
-        if self.message.send_back(pause, self.key, begun=decision.is_begun):
+        if self.message.send_back(pause, begun=decision.is_begun):
             raise Ended(Verdict("lock_on_outage", Waiting.OUTAGE, Waiting.OUTAGE.text))
         return False
 
