@@ -159,19 +159,18 @@ def _is_readable(message: Message) -> bool:
 
 def has_ended_once(message: Message) -> bool:
     """Whether the message's task has an outcome already, or none that could be overwritten."""
-    return not _is_readable(message) or outcome_of(message.task, message.attempt.task_id, message).is_ready
+    return not _is_readable(message) or outcome_of(message, message.attempt.task_id).is_ready
 
 
-def outcome_of(task: Task[..., Any], task_id: str, message: Message) -> Outcome:
-    """The outcome of `task_id` so far, according to the result backend of `task`.
+def outcome_of(message: Message, task_id: str) -> Outcome:
+    """The outcome of `task_id` so far, according to the result backend of the message's task.
 
-    If the backend cannot be reached, the outcome counts as RETRY, so that the run asks again later. `message` is the
-    message of that run; a warning names it.
+    If the backend cannot be reached, the outcome counts as RETRY, so that the run asks again later.
     """
     try:
-        meta = task.backend.get_task_meta(task_id, cache=False)
+        meta = message.task.backend.get_task_meta(task_id, cache=False)
     except Exception as error:
-        if not task.backend.exception_safe_to_retry(error):
+        if not message.task.backend.exception_safe_to_retry(error):
             raise
         text = "%s: could not read the result of task %s, which it joined: %s; trying again later"
         about = message.fields("not_read", holder_id=task_id)

@@ -159,10 +159,10 @@ class JoiningExecution(WorkerExecution):
         # Another delivery of this message may have ended with the joined task's outcome. It took no key and so left no
         # note.
         is_copy = self.message.delivery.is_delivered_again
-        if is_copy and join.outcome_of(self.task, self.message.attempt.task_id, self.message).is_ready:
+        if is_copy and join.outcome_of(self.message, self.message.attempt.task_id).is_ready:
             drop(self.message)
         while True:
-            outcome = join.outcome_of(self.task, joins, self.message)
+            outcome = join.outcome_of(self.message, joins)
             match join.on_joining(outcome, self.message.options, self.message.waited, has_key=self.lock is not None):
                 case join.Joining.END:
                     if outcome.state == states.REVOKED:
