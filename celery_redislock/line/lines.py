@@ -240,7 +240,7 @@ class Lines:
         """Add `waiter`, and check its line if need be."""
         if waiter.deadline != math.inf:
             self._timers.put(waiter, waiter.deadline)
-        if not waiter.is_asleep and self.by_name.setdefault(waiter.line, Line(waiter.demand)).add(waiter):
+        if not waiter.is_asleep and self.of(waiter.demand).add(waiter):
             self.soon(waiter.line)
 
     def remove(self, waiter: Waiter) -> None:
