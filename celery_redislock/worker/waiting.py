@@ -8,7 +8,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -75,7 +74,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         self._starter = Starter(self._run_calls)
         self._slots = self._slots_of(parent)
         parent.on_task_request = self._admit
-        self._handover = Handover(parent, partial(self._stop, parent), self._starter.wake_up, self.give_to_pool)
+        self._handover = Handover(parent, self._stop, self._starter.wake_up, self.give_to_pool)
         #: The tasks whose rate tokens are to be given back.
         self._unused_tokens: deque[str] = deque()
         #: What an operator has dropped, by key.
@@ -96,16 +95,16 @@ class WaitingRoom(bootsteps.StartStopStep):
         if self._handover.shutdown.is_under_way:
             self._handover.shutdown.finish()
         else:
-            self._stop(parent)
+            self._stop()
 
-    def _stop(self, parent: Any) -> None:
+    def _stop(self) -> None:
         self._consumer = None
         self._starter.stop()
         self._handover.stop()
         self._slots.clear()
         if self._handover.shutdown.is_under_way:
-            ignore_errors(parent, parent.task_consumer.cancel)  # otherwise it may receive what it republishes
-        self._let_go_of_all(None if self._handover.shutdown.still_receives else channel_of(parent))
+            ignore_errors(self._parent, self._parent.task_consumer.cancel)  # else it may receive what it republishes
+        self._let_go_of_all(None if self._handover.shutdown.still_receives else channel_of(self._parent))
 
     def restore(self, request: Request) -> None:
         """Have the broker redeliver a message whose connection was lost, unless it has done so."""
