@@ -98,9 +98,8 @@ def entry_of_context(server: LockServer, key: str) -> Entry | None:
             entry is not None
             and entry.count > 0
             and entry.held.key == key
-            and entry.server is server
+            and entry.server is server  # this process's own: a forked child has another
             and entry.held.remaining > 0
-            and entry.is_of_this_process
             and entry.is_mine
         ):
             return entry
