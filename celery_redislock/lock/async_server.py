@@ -41,12 +41,10 @@ class AsyncServer:
 
     Attributes:
         server: The process's lock server.
-        loop: The event loop.
     """
 
     def __init__(self, server: LockServer) -> None:
         self.server = server
-        self.loop = asyncio.get_running_loop()
         client = server.client
         try:
             self._transport = (
@@ -167,7 +165,7 @@ class LockOfLoop(HeldLock):
     __slots__ = ("_loop", "_renew_at")
 
     def __init__(self, here: AsyncServer, hold: Hold, lease: float) -> None:
-        self._loop = here.loop
+        self._loop = asyncio.get_running_loop()
         super().__init__(here.server.store, hold, lease)
 
     @property
