@@ -92,12 +92,11 @@ class LockPlan:
         serializer: str | None = None,
     ) -> None:
         self._own, self._app_wide, self._ignores_result = own, settings_of(app), ignores_result
-        app_wide = self._app_wide
-        settings = resolve_settings(app_wide)
+        settings = resolve_settings(self._app_wide)
         self.app = app
         self.task = task
         self.broker = Broker(app)
-        self.options = options = resolve_options(task, own, app_wide)
+        self.options = options = resolve_options(task, own, self._app_wide)
         #: `_resolve`, cached; a wrong combination is not.
         self._of_call = lru_cache(_CALLS_KEPT, typed=True)(self._resolve)
         if options.arguments != "first":
@@ -120,7 +119,6 @@ class LockPlan:
         self._only = self.demand((), {}) if has_one_key else None
         #: `_origin`, cached.
         self.origin = cache(self._origin)
-        self._name_of_lease = name_of("lease", own, app_wide)
         #: Whether the lock server was checked. It is not checked while locks are off or before the app is set up.
         self.server_is_checked = False
         if settings.enabled and not is_nobodys(app):
@@ -141,7 +139,8 @@ class LockPlan:
         return enabled
 
     def _check_server(self) -> None:
-        check_lease(self.task, self._name_of_lease, self.options.lease, command_time_of(self.app))
+        name = name_of("lease", self._own, self._app_wide)
+        check_lease(self.task, name, self.options.lease, command_time_of(self.app))
         self.server_is_checked = True
 
     def _check_backend(self, options: LockOptions, own: Mapping[str, Any]) -> None:
