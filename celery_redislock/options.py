@@ -20,8 +20,6 @@ Arguments = Literal["first", "latest", "all"]
 OnLost = Literal["warn", "abort"]
 OnOutage = Literal["retry", "raise", "run"]
 CONFLICT_POLICIES: tuple[str, ...] = get_args(ConflictPolicy)
-#: Options that not all options can be combined with.
-_COMBINED = "scope", "on_conflict", "limit", "window", "arguments", "debounce", "debounce_max"
 
 
 class Rule(NamedTuple):
@@ -308,7 +306,8 @@ def allowed_of_call(given: Mapping[Any, Any]) -> dict[str, Any] | None:
 
 def _refusals(values: Mapping[str, Any], name: Callable[[str], str]) -> Iterator[str]:
     """Why these options cannot be combined. `name` returns the name under which an option was set."""
-    scope, policy, limit, window, arguments, debounce, longest = map(values.get, _COMBINED)
+    scope, policy, limit, window = values["scope"], values["on_conflict"], values["limit"], values["window"]
+    arguments, debounce, longest = values["arguments"], values["debounce"], values["debounce_max"]
     of_scope = f"{name('scope')} = {scope!r}"
     if scope == "queue" and policy not in {"wait", "replace"}:
         with_policy = f"{name('on_conflict')} = {policy!r}"
