@@ -7,14 +7,14 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
+from celery_redislock.connection.sender import Sender
 from celery_redislock.errors import LockLost, LockReplaced, fields, run_named, shown
 from celery_redislock.protocol import commands
 from celery_redislock.protocol.hold import OVER, Hold
 from celery_redislock.protocol.names import keys_of
 from celery_redislock.protocol.replies import Granted, Renewed
-from celery_redislock.protocol.scripts import Command, Reply
 from celery_redislock.protocol.tokens import Token
 
 logger = logging.getLogger(__name__)
@@ -161,13 +161,6 @@ class Term:
         self.renew_at = sent_at + min(pause, self._longest)
 
 
-class Asks(Protocol):
-    """What a held lock needs of the store that has granted it."""
-
-    def ask(self, command: Command) -> tuple[Reply, float, bool]:
-        """See `Sender.ask`."""
-
-
 class HeldLock(Term):
     """A lock from its grant to its release. If a run holds several, the first of `lock_key` stands for all of them.
 
@@ -191,7 +184,7 @@ class HeldLock(Term):
 
     def __init__(
         self,
-        store: Asks,
+        store: Sender,
         hold: Hold,
         lease: float,
         max_hold: float | None = None,
