@@ -34,11 +34,9 @@ LONGEST_TTL = 1_000_000_000
 INTERVAL = 1 / 3
 #: A run that a newer call may replace renews its lock this often, in seconds. The reply tells it when it is to stop.
 STOPS_WITHIN = 1.0
-#: The holder's own deadline is this share of the lease earlier than the key's expiry in Redis: the clocks of the holder
-#: and the server may run at different speeds.
-DEADLINE_MARGIN = 0.01
-#: The share of the key's time to live that its holder relies on.
-TRUSTED = 1 - DEADLINE_MARGIN
+#: The share of the key's time to live that its holder relies on. The holder's own deadline is so much earlier than the
+#: key's expiry in Redis because the clocks of the holder and the server may run at different speeds.
+TRUSTED = 0.99
 
 
 class Renewal:
