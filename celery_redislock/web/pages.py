@@ -135,7 +135,7 @@ class Pages:
         self, page: str, request: Request, snapshot: Snapshot | None = None, status: int = 200, **about: Any
     ) -> Response:
         """A page; with a snapshot, the script keeps it up to date."""
-        about |= {"page": page, "snapshot": snapshot, "is_live": snapshot is not None, "now": datetime.now(UTC)}
+        about |= {"page": page, "snapshot": snapshot, "now": datetime.now(UTC)}
         asked = dict.fromkeys(ASKED, "") | asked_of(request.scope)
         return HTMLResponse(self._templates.get_template(f"{page}.html").render(asked=asked, **about), status)
 
