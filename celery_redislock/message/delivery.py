@@ -47,6 +47,19 @@ class Delivery(NamedTuple):
 
     The main process puts it into the request's dict as a plain tuple, because pickling this class takes four times as
     long. A message cannot forge one, because a header is never a tuple.
+
+    What its properties say of each kind of message, and what a run does where one says yes::
+
+        the message                               is_delivered_again  may_be_a_copy   has_begun
+        was delivered once, or only waited        no                  no              no
+        was published again by a worker           no                  yes             no
+        is overdue, or the consumer has stopped   yes                 yes             no
+        is redelivered, and acked early           yes                 yes             no
+        is redelivered, and acked late            yes                 yes             yes
+        is marked as begun                        yes                 yes             yes
+
+        its run                                   leaves a note for   reads its       meets no
+                                                  at least a day      attempt's note  policy
     """
 
     nonce: str
