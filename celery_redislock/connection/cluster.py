@@ -18,6 +18,7 @@ from celery_redislock.protocol.scripts import RENEW, Command, Reply
 from .clients import derive
 from .cluster_client import ClusterClient, Node
 from .connections import Connections, Late
+from .outage import Outage
 from .redis_port import called_at_connect, known_nodes_of, nodes_of, options_of, remap_of
 from .store import Lease, LockStore
 
@@ -144,37 +145,35 @@ class ClusterStore(LockStore):
     """
 
     def __init__(self, cluster: ClusterClient, max_connections: int | None = None) -> None:
-        connections = NodeConnections(cluster, max_connections)
-        super().__init__(connections, lambda key: cluster.outage_of(hash_slot_of(key)))
+        super().__init__(NodeConnections(cluster, max_connections), lambda key: cluster.outage_of(hash_slot_of(key)))
         self._cluster = cluster
 
     def renew(self, locks: Sequence[Lease]) -> list[Renewed | RedisError | None]:
-        """Like `LockStore.renew`, but in one round trip per hash slot. Nodes known to be unreachable come last.
+        """Like `LockStore.renew`, but in one round trip per hash slot. Nodes in an outage come last.
 
-        A node that does not answer gets only one command; its other hash slots fail with the same error.
+        A node that does not answer gets only one command; its other hash slots fail with the same error. Hash slots
+        that no node has fail with one error too, because looking for their node may take as long.
         """
+        by_hash_slot: dict[int, list[Lease]] = {}
+        for lock in locks:
+            by_hash_slot.setdefault(hash_slot_of(lock[0]), []).append(lock)
         answers: dict[Lease, Renewed | RedisError | None] = {}
-        silent: dict[Node, RedisError] = {}
-        for at, of_hash_slot in self._by_hash_slot(locks):
+        silent: dict[Outage, RedisError] = {}
+        outage_of = self._cluster.outage_of
+        for hash_slot, its_locks in sorted(by_hash_slot.items(), key=lambda one: outage_of(one[0]).since is not None):
+            at = outage_of(hash_slot)
             try:
                 if at in silent:
                     raise silent[at]
-                answers |= zip(of_hash_slot, self._renew_hash_slot(of_hash_slot), strict=True)
+                answers |= zip(its_locks, self._renew_hash_slot(its_locks), strict=True)
             except RedisError as error:
-                if isinstance(error, RedisConnectionError | RedisTimeoutError):
+                if isinstance(error, RedisConnectionError | RedisTimeoutError) or not self._cluster.knows(hash_slot):
                     silent[at] = error
-                answers |= dict.fromkeys(of_hash_slot, error)
+                answers |= dict.fromkeys(its_locks, error)
         found = [answers[lock] for lock in locks]
         if found and all(isinstance(answer, RedisError) for answer in found):
             raise next(answer for answer in found if isinstance(answer, RedisError))
         return found
-
-    def _by_hash_slot(self, locks: Sequence[Lease]) -> list[tuple[Node, list[Lease]]]:
-        by_hash_slot: dict[int, list[Lease]] = {}
-        for lock in locks:
-            by_hash_slot.setdefault(hash_slot_of(lock[0]), []).append(lock)
-        by_node = [(self._cluster.owner(hash_slot), of_hash_slot) for hash_slot, of_hash_slot in by_hash_slot.items()]
-        return sorted(by_node, key=lambda one: self._cluster.outage(one[0]).unreachable is not None)
 
     def _renew_hash_slot(self, locks: Sequence[Lease]) -> list[Renewed | RedisError | None]:
         try:

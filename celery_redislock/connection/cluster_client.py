@@ -188,7 +188,8 @@ class ClusterClient:
         primaries = tuple({address: None for address in owners if address is not None})
         for gone in self._outages.keys() - {*primaries}:
             self._outages.pop(gone, Outage()).end(has_gone=True)  # another thread may have learned it too
-        self._of_all.end()
+        if None not in owners:
+            self._of_all.end()
         self._owners, self._primaries = owners, primaries
 
     def reached(self, host: str | bytes | None, port: int, told_by: Node) -> Node:

@@ -73,6 +73,25 @@ class Nodes:
             for node in (to, source, *self.primaries):
                 node.client.execute_command("CLUSTER", "SETSLOT", hash_slot, "NODE", node_id(to))
 
+    @contextmanager
+    def without_owner(self, key: str) -> Iterator[None]:
+        """No node has the hash slot of `key`, as when its node has died and the others were told to forget it."""
+        hash_slot, owner = key_slot(key.encode()), self.owner(key)
+        wait_until(lambda: self._lose(hash_slot), "all nodes know that none has it")
+        try:
+            yield
+        finally:
+            owner.client.execute_command("CLUSTER", "ADDSLOTS", hash_slot)
+            wait_until(self.is_up, "all nodes know who has it")
+
+    def _lose(self, hash_slot: int) -> bool:
+        """Have every node forget who has the hash slot; return whether none knew: what was under way tells it again."""
+        knew = [view for view in self._views() if any(first <= hash_slot <= last for first, last, *_ in view)]
+        for node in self.primaries if knew else ():
+            with suppress(redis.ResponseError):  # it did not know
+                node.client.execute_command("CLUSTER", "DELSLOTS", hash_slot)
+        return not knew
+
     def move_keys(self, key: str, source: Valkey, to: Valkey) -> None:
         """Move all keys in the hash slot of `key`, while it is open."""
         hash_slot = key_slot(key.encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from statistics import median
@@ -11,6 +12,7 @@ import pytest
 import redis
 
 from celery_redislock import Lock, LockUnavailable
+from celery_redislock.connection.cluster_client import LOOK_EVERY
 from celery_redislock.connection.connect import connect, disconnect
 from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.protocol import tokens
@@ -62,6 +64,29 @@ def _can_take(client, key):
         return Lock(client, key, timeout=10).acquire(blocking=False)
     except LockUnavailable:
         return False
+
+
+def test_a_hash_slot_that_no_node_has_costs_no_lock_in_another_one_and_is_said_once(nodes, client, keys, caplog):
+    locks = [Lock(client, key, timeout=60, renew=True) for key in keys]
+    for lock in locks:
+        lock.acquire()
+    with nodes.without_owner(keys[0]):
+        time.sleep(LOOK_EVERY)  # the client has just looked up the hash slots
+        for _ in range(3):
+            assert isinstance(answer_of(Lock(client, keys[0], timeout=60).acquire), LockUnavailable)
+        begin_renewal(locks[0])
+        for lock in locks[1:]:
+            renew(lock)
+        assert _said(caplog) == ["unavailable"]
+    wait_until(lambda: answer_of(locks[0].locked) is True, "the key is there again")
+    for lock in locks:
+        renew(lock)
+        lock.release()
+    assert _said(caplog) == ["unavailable", "available"]
+
+
+def _said(caplog):
+    return re.findall(r"the lock server.*? is (\w+)", caplog.text)
 
 
 @pytest.mark.parametrize("how", ["dead", "silent"])
