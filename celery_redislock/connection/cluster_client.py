@@ -183,8 +183,7 @@ class ClusterClient:
     def _learn(self, found: Any, told_by: Node) -> None:
         owners: list[Node | None] = [None] * HASH_SLOTS
         for first, last, (host, port, *_), *_ in found:
-            address = self.reached(host, port, told_by)
-            owners[first : last + 1] = [address] * (last + 1 - first)
+            owners[first : last + 1] = [self.reached(host, port, told_by)] * (last + 1 - first)
         primaries = tuple({address: None for address in owners if address is not None})
         for gone in self._outages.keys() - {*primaries}:
             self._outages.pop(gone, Outage()).end(has_gone=True)  # another thread may have learned it too

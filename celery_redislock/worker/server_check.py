@@ -196,6 +196,7 @@ _PASSING: Mapping[tuple[type[BaseException] | str, ...], str] = {
     "TLS), the server and the firewall",
     (exceptions.OutOfMemoryError,): "it is full: give it more memory",
     (exceptions.BusyLoadingError,): "it is loading its data: wait",
+    ("max number of clients",): "its maxclients is reached: raise it, or see in CLIENT LIST who is connected",
     ("BUSY",): "a script or a function has run for long there: wait, or end it with SCRIPT KILL or FUNCTION KILL",
     ("MISCONF",): "it cannot save to disk: check its log, the disk and the permissions there",
     ("NOREPLICAS",): "too few of its replicas are connected: start them, or lower its min-replicas-to-write",

@@ -79,6 +79,16 @@ def test_a_command_that_is_renamed_is_one_of_the_remedies(said, tmp_path, comman
     assert "must not rename commands" in line
 
 
+def test_a_server_with_too_many_clients_is_not_taken_for_a_wrong_address(said, tmp_path):
+    with Valkey(tmp_path).serve() as server, server.connect() as other:
+        other.ping()
+        server.client.config_set("maxclients", 2)
+        level, line = said(redislock_url=server.url())
+    assert level == logging.WARNING
+    assert "max number of clients reached; its maxclients is reached: raise it" in line
+    assert "rediss" not in line
+
+
 class TestSentinels:
     def test_right_ones_are_left_without_a_connection(self, config, watching, caplog):
         config.locks = f"sentinel://127.0.0.1:{watching}"
