@@ -77,8 +77,7 @@ class ClusterClient:
 
         Without `max_connections`, it has as many as the options allow.
         """
-        host, port = address
-        options = {"max_connections": 50, **self.options, "host": host, "port": port}
+        options = {"max_connections": 50, **self.options, "host": address[0], "port": address[1]}
         if max_connections is not None:
             options["max_connections"] = max_connections
         return redis.Redis(connection_pool=Pool(**options))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 import redis
 from kombu.utils.imports import symbol_by_name
@@ -105,9 +105,10 @@ def _as_redis_py_has_it(url: str) -> str:
     if scheme != "redis+socket":
         return f"{_FORMS[scheme].scheme}://{rest}"
     parts = urlsplit(url)
-    database = parse_qs(parts.query).get("virtual_host", ["0"])[0].strip("/")
+    options = dict(parse_qsl(parts.query))
+    options["db"] = options.pop("virtual_host", options.get("db", "0")).strip("/")
     credentials, _, _ = parts.netloc.rpartition("@")
-    return f"unix://{credentials + '@' if credentials else ''}{unquote(parts.path)}?db={database}"
+    return f"unix://{credentials + '@' if credentials else ''}{unquote(parts.path)}?{urlencode(options)}"
 
 
 def _one_host_each(url: str, form: _Form) -> Iterator[str]:

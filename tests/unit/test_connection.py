@@ -110,6 +110,7 @@ def test_a_configured_url_of_no_known_scheme_is_refused_with_the_schemes_there_a
         ("redis+socket://shop:pw@/run/r.sock?virtual_host=3", {"username": "shop", "password": "pw", "db": 3}),
         ("redis+socket:///run/r.sock?virtual_host=/3", {"path": "/run/r.sock", "db": 3}),
         ("redis+socket:///run/r.sock", {"path": "/run/r.sock", "db": 0}),
+        ("redis+socket:///run/r.sock?db=3&socket_timeout=0.5", {"path": "/run/r.sock", "db": 3, "socket_timeout": 0.5}),
         ("valkey://shop:pw@h:6380/3", {"username": "shop", "password": "pw", "host": "h", "port": 6380, "db": 3}),
     ],
 )
