@@ -27,6 +27,8 @@ from .store import Lease, LockStore
 OPEN_HASH_SLOT = 1.0
 #: The pause before each of those retries, in seconds.
 PAUSE = 0.02
+#: What a node says that refuses all commands. For a hash slot that it knows no node for, it says another text.
+_IS_DOWN = "cluster is down"
 #: How many redirections one command follows.
 REDIRECTIONS = 16
 
@@ -151,8 +153,8 @@ class ClusterStore(LockStore):
     def renew(self, locks: Sequence[Lease]) -> list[Renewed | RedisError | None]:
         """Like `LockStore.renew`, but in one round trip per hash slot. Nodes in an outage come last.
 
-        A node that does not answer gets only one command; its other hash slots fail with the same error. Hash slots
-        that no node has fail with one error too, because looking for their node may take as long.
+        A node that does not answer, or refuses all commands, gets only one; its other hash slots fail with the same
+        error. Hash slots that no node has fail with one error too, because looking for their node may take as long.
         """
         by_hash_slot: dict[int, list[Lease]] = {}
         for lock in locks:
@@ -161,13 +163,14 @@ class ClusterStore(LockStore):
         silent: dict[Outage, RedisError] = {}
         outage_of = self._cluster.outage_of
         for hash_slot, its_locks in sorted(by_hash_slot.items(), key=lambda one: outage_of(one[0]).since is not None):
-            at = outage_of(hash_slot)
+            at = outage_of(hash_slot)  # before it is asked: then another node may have the hash slot
             try:
                 if at in silent:
                     raise silent[at]
                 answers |= zip(its_locks, self._renew_hash_slot(its_locks), strict=True)
             except RedisError as error:
-                if isinstance(error, RedisConnectionError | RedisTimeoutError) or not self._cluster.knows(hash_slot):
+                is_silent = isinstance(error, RedisConnectionError | RedisTimeoutError) or _IS_DOWN in str(error)
+                if is_silent or not self._cluster.knows(hash_slot):
                     silent[at] = error
                 answers |= dict.fromkeys(its_locks, error)
         found = [answers[lock] for lock in locks]

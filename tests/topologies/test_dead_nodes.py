@@ -85,6 +85,30 @@ def test_a_hash_slot_that_no_node_has_costs_no_lock_in_another_one_and_is_said_o
     assert _said(caplog) == ["unavailable", "available"]
 
 
+def test_a_node_that_refuses_all_commands_is_asked_once_in_a_round_of_renewals(nodes, client, keys):
+    """After each refusal, the process pauses, and with many locks there the renewals of the others would be late."""
+    down, _, lost = nodes.primaries
+    store = LockServer.behind(client).store
+    names = [name for name in (f"stock-{number}" for number in range(200)) if nodes.owner(name) is down]
+    locks = [(name, tokens.mint(tokens.mint_nonce(), None, "host task"), 60.0) for name in (*names, keys[1])]
+    assert store.renew(locks) == [None] * len(locks)  # it knows now which node has which hash slot
+    down.client.config_set("cluster-require-full-coverage", "yes")
+    try:
+        with nodes.without_owner(nodes.key_of(lost)):
+            wait_until(lambda: down.client.cluster("INFO")["cluster_state"] == "fail", "the node refuses all commands")
+            before = _refusals_of(down)
+            answers = store.renew(locks)
+            assert _refusals_of(down) == before + 1
+            assert all("cluster is down" in str(answer) for answer in answers[:-1])
+            assert answers[-1] is None
+    finally:
+        down.client.config_set("cluster-require-full-coverage", "no")
+
+
+def _refusals_of(node):
+    return int(node.client.info("errorstats").get("errorstat_CLUSTERDOWN", {"count": 0})["count"])
+
+
 def _said(caplog):
     return re.findall(r"the lock server.*? is (\w+)", caplog.text)
 
