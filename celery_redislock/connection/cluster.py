@@ -151,7 +151,7 @@ class ClusterStore(LockStore):
         self._cluster = cluster
 
     def renew(self, locks: Sequence[Lease]) -> list[Renewed | RedisError | None]:
-        """Like `LockStore.renew`, but in one round trip per hash slot. Nodes in an outage come last.
+        """Like `LockStore.renew`, but in one round trip per hash slot. Nodes known to be unreachable come last.
 
         A node that does not answer, or refuses all commands, gets only one; its other hash slots fail with the same
         error. Hash slots that no node has fail with one error too, because looking for their node may take as long.
@@ -162,16 +162,18 @@ class ClusterStore(LockStore):
         answers: dict[Lease, Renewed | RedisError | None] = {}
         silent: dict[Outage, RedisError] = {}
         outage_of = self._cluster.outage_of
-        for hash_slot, its_locks in sorted(by_hash_slot.items(), key=lambda one: outage_of(one[0]).since is not None):
+        by_node = sorted(by_hash_slot.items(), key=lambda one: outage_of(one[0]).unreachable is not None)
+        for hash_slot, its_locks in by_node:
             at = outage_of(hash_slot)  # before it is asked: then another node may have the hash slot
             try:
                 if at in silent:
                     raise silent[at]
                 answers |= zip(its_locks, self._renew_hash_slot(its_locks), strict=True)
             except RedisError as error:
-                is_silent = isinstance(error, RedisConnectionError | RedisTimeoutError) or _IS_DOWN in str(error)
-                if is_silent or not self._cluster.knows(hash_slot):
+                if isinstance(error, RedisConnectionError | RedisTimeoutError) or _IS_DOWN in str(error):
                     silent[at] = error
+                elif not self._cluster.knows(hash_slot):
+                    silent[outage_of(hash_slot)] = error  # by now that of all hash slots that no node has
                 answers |= dict.fromkeys(its_locks, error)
         found = [answers[lock] for lock in locks]
         if found and all(isinstance(answer, RedisError) for answer in found):

@@ -184,9 +184,9 @@ class ClusterClient:
         for first, last, (host, port, *_), *_ in found:
             owners[first : last + 1] = [self.reached(host, port, told_by)] * (last + 1 - first)
         primaries = tuple({address: None for address in owners if address is not None})
-        for gone in self._outages.keys() - {*primaries}:
-            self._outages.pop(gone, Outage()).end(has_gone=True)  # another thread may have learned it too
         if None not in owners:
+            for gone in self._outages.keys() - {*primaries}:
+                self._outages.pop(gone, Outage()).end(has_gone=True)  # another thread may have learned it too
             self._of_all.end()
         self._owners, self._primaries = owners, primaries
 

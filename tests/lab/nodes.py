@@ -74,15 +74,17 @@ class Nodes:
                 node.client.execute_command("CLUSTER", "SETSLOT", hash_slot, "NODE", node_id(to))
 
     @contextmanager
-    def without_owner(self, key: str) -> Iterator[None]:
-        """No node has the hash slot of `key`, as when its node has died and the others were told to forget it."""
-        hash_slot, owner = key_slot(key.encode()), self.owner(key)
-        wait_until(lambda: self._lose(hash_slot), "all nodes know that none has it")
+    def without_owner(self, *keys: str) -> Iterator[None]:
+        """No node has the hash slots of `keys`, as when their node has died and the others were told to forget it."""
+        owners = {key_slot(key.encode()): self.owner(key) for key in keys}
+        for hash_slot in owners:
+            wait_until(lambda lost=hash_slot: self._lose(lost), "all nodes know that none has it")
         try:
             yield
         finally:
-            owner.client.execute_command("CLUSTER", "ADDSLOTS", hash_slot)
-            wait_until(self.is_up, "all nodes know who has it")
+            for hash_slot, owner in owners.items():
+                owner.client.execute_command("CLUSTER", "ADDSLOTS", hash_slot)
+            wait_until(self.is_up, "all nodes know who has them")
 
     def _lose(self, hash_slot: int) -> bool:
         """Have every node forget who has the hash slot; return whether none knew: what was under way tells it again."""

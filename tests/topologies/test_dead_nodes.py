@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from statistics import median
 from threading import Thread
 
 import pytest
 import redis
+from redis.exceptions import ClusterDownError
 
 from celery_redislock import Lock, LockUnavailable
 from celery_redislock.connection.cluster_client import LOOK_EVERY
@@ -18,7 +20,7 @@ from celery_redislock.lock.lock_server import LockServer
 from celery_redislock.protocol import tokens
 from celery_redislock.protocol.names import Demand, keys_of
 from tests.lab.asking import answer_of
-from tests.lab.nodes import url_of
+from tests.lab.nodes import node_id, three_nodes, url_of
 from tests.lab.renewals import begin_renewal, renew
 from tests.lab.servers import free_port, wait_until
 
@@ -89,7 +91,7 @@ def test_a_node_that_refuses_all_commands_is_asked_once_in_a_round_of_renewals(n
     """After each refusal, the process pauses, and with many locks there the renewals of the others would be late."""
     down, _, lost = nodes.primaries
     store = LockServer.behind(client).store
-    names = [name for name in (f"stock-{number}" for number in range(200)) if nodes.owner(name) is down]
+    names = _keys_on(nodes, down)
     locks = [(name, tokens.mint(tokens.mint_nonce(), None, "host task"), 60.0) for name in (*names, keys[1])]
     assert store.renew(locks) == [None] * len(locks)  # it knows now which node has which hash slot
     down.client.config_set("cluster-require-full-coverage", "yes")
@@ -107,6 +109,46 @@ def test_a_node_that_refuses_all_commands_is_asked_once_in_a_round_of_renewals(n
 
 def _refusals_of(node):
     return int(node.client.info("errorstats").get("errorstat_CLUSTERDOWN", {"count": 0})["count"])
+
+
+def test_hash_slots_that_no_node_has_fail_no_renewal_on_the_node_that_had_them(nodes, client):
+    """Not even in the round that learns of it; and each round looks for a node once."""
+    names = _keys_on(nodes, nodes.primaries[0])[:4]
+    locks = [(name, tokens.mint(tokens.mint_nonce(), None, "host task"), 60.0) for name in names]
+    store = LockServer.behind(client).store
+    assert store.renew(locks) == [None] * 4
+    with nodes.without_owner(*names[:2]):
+        time.sleep(LOOK_EVERY)  # it has just looked up the hash slots
+        for _ in range(3):
+            before = _lookups_of(nodes)
+            lost, lost_too, *others = store.renew(locks)
+            assert isinstance(lost, ClusterDownError)
+            assert isinstance(lost_too, ClusterDownError)
+            assert others == [None, None]
+            assert _lookups_of(nodes) - before <= 3  # one asks, and is told of it; then each of the two looks
+        assert _lookups_of(nodes) - before == 1
+
+
+def _lookups_of(nodes):
+    stats = [node.client.info("commandstats") for node in nodes.primaries]
+    return sum(of_node.get("cmdstat_cluster|slots", {"calls": 0})["calls"] for of_node in stats)
+
+
+def _keys_on(nodes, node):
+    return [name for name in (f"stock-{number}" for number in range(200)) if nodes.owner(name) is node]
+
+
+def test_a_dead_node_that_the_others_forget_was_not_replaced(tmp_path, caplog):
+    with three_nodes(tmp_path) as nodes, closing(nodes.client(socket_timeout=0.5)) as client:
+        dead, *others = nodes.primaries
+        key, forgotten = nodes.key_of(dead), node_id(dead)
+        assert not Lock(client, key, timeout=60).locked()
+        dead.kill()
+        assert isinstance(answer_of(Lock(client, key, timeout=60).acquire), LockUnavailable)
+        for node in others:
+            node.client.execute_command("CLUSTER", "FORGET", forgotten)
+        wait_until(lambda: "no node of the Cluster" in str(answer_of(Lock(client, key, timeout=60).acquire)), "known")
+        assert "was replaced" not in caplog.text
 
 
 def _said(caplog):
