@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -92,7 +92,8 @@ class Keeper:
         """Read the answers of `sends_late` soon, unless something else reads them first."""
         self._added = True
         if self.wake_at > time.monotonic() + READ_LATE:
-            self._wake_up()
+            with suppress(RuntimeError):  # no thread can start, as when Python ends: the next command reads them
+                self._wake_up()
 
     def later(self, key: str, until: float, send: Callable[[LockStore], object]) -> None:
         """Release a key, or give up a reservation, in the keeper's thread as soon as Redis answers.
@@ -103,7 +104,8 @@ class Keeper:
             send: Sends the commands through the store it is called with.
         """
         self._put_off.add(Unsent(key, until, partial(send, self._store)))
-        self._wake_up()
+        with suppress(RuntimeError):  # no thread can start: the caller has an error of its own to tell
+            self._wake_up()
 
     def send(self, command: Command, until: float) -> None:
         """Send `command` in the keeper's thread as soon as Redis answers; see `later`."""

@@ -465,6 +465,40 @@ def test_where_redis_goes_away_after_the_publish_the_key_is_kept_for_a_lease(
     assert f"task lab.job[{result.id}] was sent, but lock" in log.text
 
 
+@pytest.fixture
+def no_keeper(monkeypatch):
+    """No thread can start, as in a process that ends, from Python 3.12 on: in a function of `atexit`, for example."""
+    start = threading.Thread.start
+
+    def refuse(thread):
+        if thread.name == "redislock-keeper":  # not those of the proxy
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+
+@pytest.mark.usefixtures("no_keeper")
+def test_where_no_thread_can_start_a_publish_returns_its_result(config, waiting, ttl):
+    task = make_app(config).tasks["lab.job"]
+    first, second = task.delay("k"), task.delay("k")
+    assert (first.duplicate, second.duplicate, second.id, waiting()) == (False, True, first.id, 1)
+    assert ttl() > 3590
+
+
+@pytest.mark.usefixtures("no_keeper")
+def test_where_no_thread_can_start_a_failed_publish_raises_the_brokers_error(config, lock_proxy, ttl, monkeypatch):
+    def fail(*args, **kwargs):
+        lock_proxy.refuse()
+        refuse_to_send()
+
+    app = make_app(config)
+    monkeypatch.setattr(app, "send_task", fail)
+    with pytest.raises(OperationalError):
+        app.tasks["lab.job"].delay("k")
+    assert 0 < ttl() <= 30
+
+
 def test_one_connection_lost_amid_the_publish_does_not_shorten_the_keys_life(config, lock_proxy, ttl):
     app = make_app(config)
     send = app.send_task
