@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
@@ -72,6 +73,8 @@ def asks(command: Callable[..., None]) -> Callable[..., None]:
     def run(context: click.Context, /, timeout: float, **options: Any) -> None:
         # Report an error only once: without a handler, Python prints logged warnings too.
         logging.getLogger("celery_redislock").addHandler(logging.NullHandler())
+        with suppress(AttributeError):  # a key may have characters that the terminal's encoding lacks
+            sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         app = context.obj.app
         app.loader.import_default_modules()
         try:

@@ -233,6 +233,16 @@ def test_a_key_that_is_not_utf_8_is_listed_and_not_released(cli, locks):
 
 
 @left_out("its user may use no such name", "acl")
+def test_where_the_output_cannot_show_a_character_it_is_escaped(app):
+    """As with LC_ALL=en_US.ISO-8859-1."""
+    context = CLIContext(app, no_color=True, workdir=None)
+    with Lock(server_of(app).client, "redislock:{caf\xe9 \u2615}", timeout=30):
+        listed = CliRunner(charset="iso-8859-1").invoke(group, ["list", "--timeout", "0.3"], obj=context)
+    assert listed.exit_code == 0, listed.stderr
+    assert "redislock:{caf\xe9 \\u2615}" in listed.stdout_bytes.decode("iso-8859-1")
+
+
+@left_out("its user may use no such name", "acl")
 def test_a_lock_with_a_token_that_its_owner_has_chosen_is_foreign(app, cli):
     own = Lock(server_of(app).client, "report", timeout=30)
     assert own.acquire(blocking=False, token="chosen")  # noqa: S106
