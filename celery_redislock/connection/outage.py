@@ -125,11 +125,10 @@ class Outage:
         with self._changing:
             since, self.since, self.unreachable = self.since, None, None
             if since is not None and self._is_said:
-                seconds = time.monotonic() - since
+                text = "the lock server%s is available again after %.1f s"
                 if has_gone:
-                    logger.warning("the lock server%s was replaced by other nodes after %.1f s", self._where, seconds)
-                else:
-                    logger.warning("the lock server%s is available again after %.1f s", self._where, seconds)
+                    text = "the lock server%s was replaced by other nodes after %.1f s"
+                logger.warning(text, self._where, time.monotonic() - since)
 
 
 def _why_unreachable(error: RedisError) -> str | None:

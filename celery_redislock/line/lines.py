@@ -110,8 +110,7 @@ class Line:
     """
 
     def __init__(self, demand: Demand, rank: int | None = None) -> None:
-        self.demand = demand
-        self.rank = rank
+        self.demand, self.rank = demand, rank
         self.waiters: Ordered[Waiter] = Ordered()
         self.watching: dict[Waiter, None] = {}
         #: The waiters of each group, by when they were published.

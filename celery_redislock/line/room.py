@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -475,10 +476,20 @@ class Room:
         """The store, to send a command about `line`.
 
         Raises:
-            LockUnavailable: The server does not answer, and it is not yet time to check again.
+            LockUnavailable: The server did not answer last time. A thread of its own checks it now and then: a silent
+                node of a Cluster must not delay the turns at the others.
         """
-        self._outage_of(line).check(line.demand.key)
+        outage = self._outage_of(line)
+        if outage.unreachable is not None and outage.let_look():
+            threading.Thread(target=self._try_again, args=(line,), name="redislock-look", daemon=True).start()
+        outage.check(line.demand.key)
         return self._store
+
+    def _try_again(self, line: Line) -> None:
+        """In a thread of its own: see whether the server of `line` answers, and check `line` if it does."""
+        with suppress(LockUnavailable):
+            self._store.look(line.demand)
+            self.look(line.demand.line)
 
     def _outage_of(self, line: Line) -> Outage:
         return self._store.outage_of(line.demand.key)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from tests.lab.kinds import TIME_OUTS
@@ -144,3 +146,32 @@ def test_of_a_run_whose_process_has_died_the_keys_on_the_other_nodes_are_free_at
     finally:
         away.restart()
         wait_until(nodes.is_up, "it is back")
+
+
+def test_what_waits_for_a_silent_node_delays_no_turn_at_the_others(nodes, config, tasks, start_worker, ledger):
+    silent, other = nodes.primaries[:2]
+    (of_silent,), (key,) = (keys_on(nodes, tasks.work, node) for node in (silent, other))
+    config.settings["redislock_client_options"] = {"socket_timeout": 1.0}  # else two of them pass unnoticed
+    worker = start_worker(2)
+    holders = [tasks.work.lock_for(one) for one in (of_silent, key)]
+    for holder in holders:
+        holder.acquire()
+    silent.client.pexpire(holders[0].key, 2000)  # then the worker asks again
+    there = tasks.work.delay(of_silent, "there")
+    wait_until(lambda: kept(tasks.work.app) == 1, "it waits")
+    silent.pause()
+    try:
+        wait_until(lambda: " is unavailable: " in worker.output(), "the worker has noticed")
+        results = [tasks.work.delay(key, number, 0.4) for number in range(10)]
+        wait_until(lambda: kept(tasks.work.app) == 11, "the others wait")
+        holders[1].release()
+        for result in results:
+            result.get(timeout=60)
+    finally:
+        silent.resume()
+        wait_until(nodes.is_up, "it is back")
+    runs = ledger.runs()[:10]
+    pauses = [second.start - first.end for first, second in pairwise(runs)]
+    assert sum(pauses) < 2.0, "as long as one command to the silent node"
+    assert there.get(timeout=20) == "there"
+    assert ledger.overlaps() == []
