@@ -38,8 +38,7 @@ def of_cluster(client: RedisCluster | AsyncRedisCluster | ClusterClient) -> Clus
     if isinstance(client, ClusterClient):
         return client.copy()
     if isinstance(client, AsyncRedisCluster):
-        addresses, of_node = known_nodes_of(client)
-        on_connect = None
+        addresses, of_node, on_connect = *known_nodes_of(client), None
     else:
         nodes = nodes_of(client)
         addresses, of_node = [(node.host, node.port) for node in nodes], nodes[0].redis_connection
@@ -161,10 +160,9 @@ class ClusterStore(LockStore):
             by_hash_slot.setdefault(hash_slot_of(lock[0]), []).append(lock)
         answers: dict[Lease, Renewed | RedisError | None] = {}
         silent: dict[Outage, RedisError] = {}
-        outage_of = self._cluster.outage_of
-        by_node = sorted(by_hash_slot.items(), key=lambda one: outage_of(one[0]).unreachable is not None)
+        by_node = sorted(by_hash_slot.items(), key=lambda one: self._cluster.outage_of(one[0]).unreachable is not None)
         for hash_slot, its_locks in by_node:
-            at = outage_of(hash_slot)  # before it is asked: then another node may have the hash slot
+            at = self._cluster.outage_of(hash_slot)  # before it is asked: then another node may have the hash slot
             try:
                 if at in silent:
                     raise silent[at]
@@ -173,12 +171,9 @@ class ClusterStore(LockStore):
                 if isinstance(error, RedisConnectionError | RedisTimeoutError) or _IS_DOWN in str(error):
                     silent[at] = error
                 elif not self._cluster.knows(hash_slot):
-                    silent[outage_of(hash_slot)] = error  # by now that of all hash slots that no node has
+                    silent[self._cluster.outage_of(hash_slot)] = error  # by now that of all without a node
                 answers |= dict.fromkeys(its_locks, error)
-        found = [answers[lock] for lock in locks]
-        if found and all(isinstance(answer, RedisError) for answer in found):
-            raise next(answer for answer in found if isinstance(answer, RedisError))
-        return found
+        return [answers[lock] for lock in locks]
 
     def _renew_hash_slot(self, locks: Sequence[Lease]) -> list[Renewed | RedisError | None]:
         try:

@@ -212,11 +212,11 @@ class LockStore(Sender):
             locks: Triples of key, token and lease in seconds.
 
         Returns:
-            For each lock, None if its token no longer owns the key. In a Cluster, if only some nodes answered, an error
-            for each lock whose node did not answer, or refused the command.
+            For each lock, None if its token no longer owns the key. In a Cluster, an error for each lock whose node did
+            not answer, or refused the command.
 
         Raises:
-            RedisError: Redis did not answer, or refused the command.
+            RedisError: Redis did not answer, or refused the command. A Cluster's store raises none.
         """
         return [*map(Renewed.of, self.ask_once(commands.renew(locks)))]
 

@@ -16,10 +16,9 @@ from redis.exceptions import RedisError
 from celery_redislock.connection.pool import Wake
 from celery_redislock.connection.store import LockStore
 from celery_redislock.protocol.hold import Hold
-from celery_redislock.protocol.replies import Renewed
 from celery_redislock.protocol.scripts import RENEW, Command
 
-from .held_lock import HELD_TOO_LONG, INTERVAL, KEY_GONE, NOT_OURS, PAST_DEADLINE, HeldLock, Renewal
+from .held_lock import HELD_TOO_LONG, INTERVAL, KEY_GONE, NOT_OURS, PAST_DEADLINE, HeldLock
 from .put_off import PutOff, Unsent
 
 logger = logging.getLogger(__name__)
@@ -165,19 +164,15 @@ class Keeper:
         try:
             with self._watching():
                 answers = self._store.renew([(lock.permit, lock.token, one.ttl) for lock, one in sent.items()])
-        except BaseException as error:
+        except RedisError as error:
+            answers = [error] * len(sent)
+        except BaseException:
             for lock, one in sent.items():
                 lock.unanswered(one)
-            if not isinstance(error, RedisError):
-                raise
-            self._try_again(dict.fromkeys(due, error))
-            return
-        self._note(sent, answers)
-
-    def _note(self, sent: Mapping[HeldLock, Renewal], answers: Sequence[Renewed | RedisError | None]) -> None:
+            raise
         unanswered: dict[HeldLock, RedisError] = {}
         for (lock, renewal), answer in zip(sent.items(), answers, strict=True):
-            if isinstance(answer, RedisError):  # from one node of a Cluster
+            if isinstance(answer, RedisError):  # of a Cluster, only some nodes may have failed
                 lock.unanswered(renewal)
                 unanswered[lock] = answer
             elif answer and lock.left > 0:

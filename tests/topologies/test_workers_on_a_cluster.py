@@ -172,6 +172,6 @@ def test_what_waits_for_a_silent_node_delays_no_turn_at_the_others(nodes, config
         wait_until(nodes.is_up, "it is back")
     runs = ledger.runs()[:10]
     pauses = [second.start - first.end for first, second in pairwise(runs)]
-    assert sum(pauses) < 2.0, "as long as one command to the silent node"
+    assert sum(pauses) < 4.0, "as long as two commands to the silent node, each sent twice"
     assert there.get(timeout=20) == "there"
     assert ledger.overlaps() == []
