@@ -50,8 +50,11 @@ KEPT_WITHOUT_SLOT = 5.0
 class Host(Protocol):
     """Knows whether waiters can start. Its methods are called in the thread of their room."""
 
-    def starts_round(self) -> None:
-        """The room is about to call `Waiter.is_ready` on some of its waiters."""
+    def starts_round(self) -> bool:
+        """The room is about to call `Waiter.is_ready` on some of its waiters.
+
+        Return whether something else is about to ask for keys, so that the room must not decline one now.
+        """
 
     def ends_round(self, room: Room, aside: Mapping[str, int]) -> None:
         """The round has ended. `aside` counts the lines whose first waiter cannot start now, by `Waiter.group`."""
@@ -217,8 +220,7 @@ class Room:
             if self._take_out(waiter):
                 self._lines.soon(waiter.line)
                 give_turn(waiter, called=False)
-        for host in self.hosts.copy():
-            host.starts_round()
+        waits = True in [host.starts_round() for host in self.hosts.copy()]
         keeping = self._keeping
         if keeping and keeping.waiter not in self._waiters:
             self._let_go()
@@ -230,7 +232,9 @@ class Room:
         while ready := self._lines.next_ready():
             self._ask(ready, partial(self._stand, ready))
         for line, is_offered in due.items():
-            if line.aside is not None:
+            if line.aside is not None and is_offered and waits:
+                self._lines.hear(f"offer {line.demand.line}")  # look again in the next round
+            elif line.aside is not None:
                 self._ask(line, partial(self._decline if is_offered else self._enter_line, line))
         aside, keeping = self._lines.counts, self._keeping
         if keeping is not None and keeping.has_all:

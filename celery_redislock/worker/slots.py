@@ -27,7 +27,7 @@ from celery.worker import state
 from celery.worker.request import Request
 from kombu.common import QoS
 
-from .worker_port import forget_tag, most_prefetched, restore_prefetch_count, run_in_acquired_slot, tags_of
+from .worker_port import forget_tag, listed, most_prefetched, restore_prefetch_count, run_in_acquired_slot, tags_of
 
 T = TypeVar("T")
 
@@ -79,13 +79,18 @@ class Slots(ABC):
         self._ended: deque[Request] = deque()
         self._seen = 0
 
-    def starts_round(self, dead: int) -> None:
-        """Begin a room's round.
+    def starts_round(self, dead: int) -> bool:
+        """Begin a room's round; return whether a message that has a slot has not begun to run.
+
+        Such a message is on its way to a child, which may be busy or just starting, and will ask for its key soon. If
+        there are more messages than slots, one of them may stay on its way for long, and the answer is False.
 
         `dead` is how many children are dead and have no message; each lacks its slot until the pool replaces it.
         """
         self._dead = dead
         self._seen = len(self._ended)
+        in_pool = {*listed(state.reserved_requests)} - {*self._fetched.copy()}
+        return len(in_pool) <= slots_of(self._pool) and any(one.time_start is None for one in in_pool)
 
     def ends_round(self, wanted: int) -> bool:
         """End a room's round: `wanted` messages lack only a slot. Return whether `settle` has work to do."""
@@ -215,6 +220,7 @@ class SemaphoreSlots(Slots):
     def settle(self, wanted: int, dead: int) -> float:
         """See `Slots.settle`."""
         # Billiard releases a child's slot twice: after its last run, and when the child is replaced. One is too much.
+        self._wanted, self._dead = wanted, dead
         self._fill()
         while self._held and len(self._held) + self._in_pool > slots_of(self._pool) - dead:
             self._held.pop()

@@ -240,6 +240,50 @@ def test_while_nothing_waits_at_most_one_message_too_many_is_started(
     assert worker.started == ["a", "b", "c", "d"]
 
 
+def test_a_slot_that_is_released_twice_does_not_let_a_fetched_message_take_that_of_a_waiting_one(
+    reserved: Callable[..., list[Any]],
+) -> None:
+    worker, (first, second) = Prefork(), reserved("a", "b")
+    worker.admit(first, second)
+    worker.waits = True
+    (third,) = reserved("c")
+    worker.admit(third)
+    worker.semaphore.release()
+    worker.semaphore.release()
+    state.reserved_requests.discard(first)
+    worker.slots.settle(1, 0)
+    assert (worker.started, worker.slots.free()) == (["a", "b"], 1)
+    (waiting,) = reserved("waiting")
+    assert worker.slots.take(waiting, lambda: False)
+    assert worker.started == ["a", "b", "waiting"]
+
+
+def test_a_room_is_told_of_a_message_with_a_slot_that_has_not_begun_but_not_of_those_at_the_gate(
+    reserved: Callable[..., list[Any]],
+) -> None:
+    worker, messages = Prefork(), reserved("a", "b", "c")
+    for message in messages:
+        message.time_start = None
+    worker.waits = True
+    worker.admit(*messages)
+    worker.slots.settle(0, 0)
+    messages[0].time_start = 1.0
+    assert worker.slots.starts_round(0)
+    messages[1].time_start = 1.0
+    assert not worker.slots.starts_round(0)
+
+
+def test_a_room_is_not_told_of_a_message_that_has_to_wait_in_the_pool(reserved: Callable[..., list[Any]]) -> None:
+    """The runs before it may last for hours."""
+    worker, messages = Prefork(), reserved("a", "b", "c")
+    for message in messages:
+        message.time_start = None
+    worker.admit(*messages)
+    worker.semaphore.release()
+    assert worker.started == ["a", "b", "c"]
+    assert not worker.slots.starts_round(0)
+
+
 def test_threads_that_take_the_same_items_out_get_each_of_them_once() -> None:
     items = deque(range(20_000))
     with ThreadPoolExecutor(4) as pool:
