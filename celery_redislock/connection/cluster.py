@@ -27,8 +27,6 @@ from .store import Lease, LockStore
 OPEN_HASH_SLOT = 1.0
 #: The pause before each of those retries, in seconds.
 PAUSE = 0.02
-#: What a node says that refuses all commands. For a hash slot that it knows no node for, it says another text.
-_IS_DOWN = "cluster is down"
 #: How many redirections one command follows.
 REDIRECTIONS = 16
 
@@ -168,7 +166,8 @@ class ClusterStore(LockStore):
                     raise silent[at]
                 answers |= zip(its_locks, self._renew_hash_slot(its_locks), strict=True)
             except RedisError as error:
-                if isinstance(error, RedisConnectionError | RedisTimeoutError) or _IS_DOWN in str(error):
+                # A node for which "the cluster is down" refuses all commands. Of one hash slot, it says something else.
+                if isinstance(error, RedisConnectionError | RedisTimeoutError) or "cluster is down" in str(error):
                     silent[at] = error
                 elif not self._cluster.knows(hash_slot):
                     silent[self._cluster.outage_of(hash_slot)] = error  # by now that of all without a node

@@ -218,9 +218,7 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     def starts_round(self) -> bool:
         """Refresh the number of free slots that `is_ready` uses; return whether a message is on its way to a child."""
-        if (consumer := self._consumer) is None:
-            return False
-        return self._slots.starts_round(CHILDREN.dead(consumer.pool))
+        return (consumer := self._consumer) is not None and self._slots.starts_round(CHILDREN.dead(consumer.pool))
 
     def is_ready(self, waiting: WaitingMessage) -> bool:
         """Whether the message of `waiting`, if called now, would run at once or as soon as it gets its rate token."""
