@@ -175,8 +175,7 @@ class ClusterClient:
         raise RedisConnectionError(f"no node of the Cluster {self.shown} answers") from error
 
     def _order(self, address: Node, last: Node | None) -> tuple[bool, bool, float]:
-        outage = self._outages.get(address)
-        is_out = outage is not None and outage.unreachable is not None
+        is_out = self.outage(address).unreachable is not None
         return address == last, is_out, _random.random()  # random, to spread the lookups over the nodes
 
     def _learn(self, found: Any, told_by: Node) -> None:

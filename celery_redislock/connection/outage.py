@@ -125,8 +125,10 @@ class Outage:
         with self._changing:
             since, self.since, self.unreachable = self.since, None, None
             if since is not None and self._is_said:
-                how = "was replaced by other nodes" if has_gone else "is available again"
-                logger.warning("the lock server%s %s after %.1f s", self._where, how, time.monotonic() - since)
+                text = "the lock server%s is available again after %.1f s"
+                if has_gone:
+                    text = "the lock server%s was replaced by other nodes after %.1f s"
+                logger.warning(text, self._where, time.monotonic() - since)
 
 
 def _why_unreachable(error: RedisError) -> str | None:
