@@ -12,7 +12,7 @@ from typing import Any, Literal
 from celery_redislock.connection.sender import Sender
 from celery_redislock.errors import LockLost, LockReplaced, fields, run_named, shown
 from celery_redislock.protocol import commands
-from celery_redislock.protocol.hold import OVER, Hold
+from celery_redislock.protocol.hold import ENDING, OVER, Hold
 from celery_redislock.protocol.names import keys_of
 from celery_redislock.protocol.replies import Granted, Renewed
 from celery_redislock.protocol.tokens import Token
@@ -234,7 +234,7 @@ class HeldLock(Term):
     @property
     def left(self) -> float:
         """`remaining`, of this key alone."""
-        return 0.0 if self._lost or self.hold.phase is OVER else max(0.0, self.deadline - time.monotonic())
+        return 0.0 if self._lost or self.hold.phase in {ENDING, OVER} else max(0.0, self.deadline - time.monotonic())
 
     @property
     def state(self) -> State:
@@ -259,7 +259,7 @@ class HeldLock(Term):
     def check_held(self) -> None:
         """Raise LockLost if this key is lost, even if the others of `parts` are held, or was released by its run."""
         if self.left <= 0:
-            ended = "its run has ended" if self.hold.phase is OVER else "its lease has ended"
+            ended = "its run has ended" if self.hold.phase in {ENDING, OVER} else "its lease has ended"
             raise LockLost(self.key, self._lost or ended)
 
     def extend(self, ttl: float | None = None) -> None:

@@ -424,3 +424,13 @@ def test_after_a_fork_the_child_renews_its_own_locks_and_not_its_parents(config,
     os.waitpid(pid, 0)
     for end in (*told, *seen):
         os.close(end)
+
+
+def test_a_lock_whose_release_is_about_to_be_sent_counts_as_ended(hold):
+    """The server may have deleted the key before the process records that it has sent the release."""
+    lock = hold()
+    lock.check()
+    lock.hold = lock.hold.ended()
+    assert (lock.state, lock.remaining) == ("lost", 0.0)
+    with pytest.raises(LockLost, match="its run has ended"):
+        lock.check()
