@@ -93,7 +93,9 @@ class Sender:
         """
         key = command.keys[0]
         if undo is not None and self.outage_of(key).unreachable is not None:
-            self._look_again(key)
+            self.look_again(key)
+            if (reason := self.outage_of(key).unreachable) is not None:
+                raise LockUnavailable(key, reason)
         sent_at, is_lost, outer = time.monotonic(), False, sys.exception()
         try:
             try:
@@ -213,13 +215,10 @@ class Sender:
         self.known.add(command.script)
         on_reply(was_owned)
 
-    def _look_again(self, key: str) -> None:
-        """Raise unless the server can be reached again. Every now and then one caller checks; the others fail at once.
+    def look_again(self, key: str) -> None:
+        """See if the server of `key` can be reached again, unless another caller does so or has just done so.
 
         The check only reads, so there is nothing to undo.
-
-        Raises:
-            LockUnavailable: The server is believed to be unreachable.
         """
         outage = self.outage_of(key)
         if outage.let_look():
@@ -228,5 +227,3 @@ class Sender:
                 self.ask_once(commands.inspect(Demand(key)))
             except RedisError as error:
                 outage.look_failed(error, time.monotonic() - began)
-        if (reason := self.outage_of(key).unreachable) is not None:
-            raise LockUnavailable(key, reason)

@@ -154,10 +154,9 @@ def _template_value(task: str, option: str, parameter: str, value: Any) -> str:
         return int.__repr__(value)
     if isinstance(value, UUID) or (isinstance(value, date) and not isinstance(value, datetime)):
         return str(value)
-    remedy = "convert the value or, in a task, use a callable lock_key"
     raise LockKeyError(
         f"{task}: parameter {parameter!r} is a {type(value).__name__}; a {option} template takes str, int, UUID and "
-        f"date; for other types, {remedy if option == 'lock_key' else 'name the parameter alone'}"
+        f"date; convert it, or {'use a callable lock_key' if option == 'lock_key' else 'name the parameter alone'}"
     )
 
 

@@ -50,11 +50,11 @@ KEPT_WITHOUT_SLOT = 5.0
 class Host(Protocol):
     """Knows whether waiters can start. Its methods are called in the thread of their room."""
 
-    def starts_round(self) -> bool:
-        """The room is about to call `Waiter.is_ready` on some of its waiters.
+    def starts_round(self) -> None:
+        """The room is about to call `Waiter.is_ready` on some of its waiters."""
 
-        Return whether something else is about to ask for keys, so that the room must not decline one now.
-        """
+    def keeps_offer(self, waiter: Any) -> bool:
+        """Whether a newcomer would take the key that is offered to `waiter`, if the room were to decline it."""
 
     def ends_round(self, room: Room, aside: Mapping[str, int]) -> None:
         """The round has ended. `aside` counts the lines whose first waiter cannot start now, by `Waiter.group`."""
@@ -220,7 +220,8 @@ class Room:
             if self._take_out(waiter):
                 self._lines.soon(waiter.line)
                 give_turn(waiter, called=False)
-        waits = True in [host.starts_round() for host in self.hosts.copy()]
+        for host in self.hosts.copy():
+            host.starts_round()
         keeping = self._keeping
         if keeping and keeping.waiter not in self._waiters:
             self._let_go()
@@ -232,7 +233,7 @@ class Room:
         while ready := self._lines.next_ready():
             self._ask(ready, partial(self._stand, ready))
         for line, is_offered in due.items():
-            if line.aside is not None and is_offered and waits:
+            if line.aside is not None and is_offered and any(one.keeps_offer(line.first) for one in self.hosts.copy()):
                 self._lines.hear(f"offer {line.demand.line}")  # look again in the next round
             elif line.aside is not None:
                 self._ask(line, partial(self._decline if is_offered else self._enter_line, line))
@@ -480,20 +481,18 @@ class Room:
         """The store, to send a command about `line`.
 
         Raises:
-            LockUnavailable: The server did not answer last time. A thread of its own checks it now and then: a silent
-                node of a Cluster must not delay the turns at the others.
+            LockUnavailable: The server did not answer last time, nor does it answer at once now. A thread of its own
+                checks it: a silent node of a Cluster must not delay the turns at the others.
         """
         outage = self._outage_of(line)
-        if outage.unreachable is not None and outage.let_look():
-            threading.Thread(target=self._try_again, args=(line,), name="redislock-look", daemon=True).start()
+        if outage.unreachable is not None and time.monotonic() >= outage.look_at:
+            key = line.demand.key
+            look = threading.Thread(target=self._store.look_again, args=(key,), name="redislock-look", daemon=True)
+            with suppress(RuntimeError):  # no thread can start, as when Python ends
+                look.start()
+                look.join(ASK_AGAIN)  # a server that answers by now is asked at once, and waiters are told nothing
         outage.check(line.demand.key)
         return self._store
-
-    def _try_again(self, line: Line) -> None:
-        """In a thread of its own: see whether the server of `line` answers, and check `line` if it does."""
-        with suppress(LockUnavailable):
-            self._store.look(line.demand)
-            self.look(line.demand.line)
 
     def _outage_of(self, line: Line) -> Outage:
         return self._store.outage_of(line.demand.key)

@@ -72,11 +72,6 @@ class Entry:
         self.server.keeper.remove(self.held)
 
     @property
-    def is_of_this_process(self) -> bool:
-        """Whether this process made the entry. A child forked later does not hold the lock."""
-        return self.server.pid == os.getpid()
-
-    @property
     def is_mine(self) -> bool:
         """Whether the calling context owns the entry, or no context does."""
         return self._owner is None or self._owner == _owner()
@@ -371,7 +366,8 @@ class Handle:
         local = self.local
         if local.other is not None:
             return self._adopt(local.other) if local.other else None
-        entries = [one for one in reversed(local.entries) if one.count and one.is_of_this_process]
+        # A forked child does not hold the locks of its parent.
+        entries = [one for one in reversed(local.entries) if one.count and one.server.pid == os.getpid()]
         for one in entries:
             if one.is_mine:
                 return one

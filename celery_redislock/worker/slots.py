@@ -79,16 +79,20 @@ class Slots(ABC):
         self._ended: deque[Request] = deque()
         self._seen = 0
 
-    def starts_round(self, dead: int) -> bool:
-        """Begin a room's round; return whether a message that has a slot has not begun to run.
-
-        Such a message is on its way to a child, which may be busy or just starting, and will ask for its key soon. If
-        there are more messages than slots, one of them may stay on its way for long, and the answer is False.
+    def starts_round(self, dead: int) -> None:
+        """Begin a room's round.
 
         `dead` is how many children are dead and have no message; each lacks its slot until the pool replaces it.
         """
         self._dead = dead
         self._seen = len(self._ended)
+
+    def is_one_on_its_way(self) -> bool:
+        """Whether a message that has a slot has not begun to run, and soon will.
+
+        It is on its way to a child, which may be busy or just starting. If there are more messages than slots, one of
+        them may stay on its way for long, and the answer is False.
+        """
         in_pool = {*listed(state.reserved_requests)} - {*self._fetched.copy()}
         return len(in_pool) <= slots_of(self._pool) and any(one.time_start is None for one in in_pool)
 

@@ -216,9 +216,14 @@ class WaitingRoom(bootsteps.StartStopStep):
 
     # The rooms call these methods, each in its own thread.
 
-    def starts_round(self) -> bool:
-        """Refresh the number of free slots that `is_ready` uses; return whether a message is on its way to a child."""
-        return (consumer := self._consumer) is not None and self._slots.starts_round(CHILDREN.dead(consumer.pool))
+    def starts_round(self) -> None:
+        """Refresh the number of free slots that `is_ready` uses."""
+        if (consumer := self._consumer) is not None:
+            self._slots.starts_round(CHILDREN.dead(consumer.pool))
+
+    def keeps_offer(self, waiting: WaitingMessage) -> bool:
+        """Whether the message of `waiting` lacks a slot, and one that has a slot is on its way to a child."""
+        return self.lacks(waiting) == "slot" and self._slots.is_one_on_its_way()
 
     def is_ready(self, waiting: WaitingMessage) -> bool:
         """Whether the message of `waiting`, if called now, would run at once or as soon as it gets its rate token."""

@@ -268,9 +268,9 @@ def test_a_room_is_told_of_a_message_with_a_slot_that_has_not_begun_but_not_of_t
     worker.admit(*messages)
     worker.slots.settle(0, 0)
     messages[0].time_start = 1.0
-    assert worker.slots.starts_round(0)
+    assert worker.slots.is_one_on_its_way()
     messages[1].time_start = 1.0
-    assert not worker.slots.starts_round(0)
+    assert not worker.slots.is_one_on_its_way()
 
 
 def test_a_room_is_not_told_of_a_message_that_has_to_wait_in_the_pool(reserved: Callable[..., list[Any]]) -> None:
@@ -281,7 +281,7 @@ def test_a_room_is_not_told_of_a_message_that_has_to_wait_in_the_pool(reserved: 
     worker.admit(*messages)
     worker.semaphore.release()
     assert worker.started == ["a", "b", "c"]
-    assert not worker.slots.starts_round(0)
+    assert not worker.slots.is_one_on_its_way()
 
 
 def test_threads_that_take_the_same_items_out_get_each_of_them_once() -> None:
