@@ -241,6 +241,33 @@ def test_who_has_no_slot_lets_the_next_room_go_first_and_is_asked_again(make_roo
 
 
 @pytest.mark.usefixtures("long_offers")
+@pytest.mark.parametrize("keeps", [True, False])
+def test_an_offer_is_kept_for_one_without_a_slot_only_if_a_newcomer_would_take_the_key(
+    make_room, running, client, keeps
+):
+    class Host:
+        def starts_round(self): ...
+
+        def keeps_offer(self, waiter):
+            waiter.has_slot = True  # by the next round
+            return keeps
+
+        def ends_round(self, room, aside): ...
+
+    rooms, guests = [make_room(), make_room()], [Guest(10), Guest(20)]
+    guests[0].has_slot = False
+    rooms[0].hosts.add(Host())
+    for room, guest in zip(rooms, guests, strict=True):
+        room.enter(guest)
+        hears(client, room)
+    in_line(client, *rooms)
+    running.release()
+    next_one = guests[0] if keeps else guests[1]
+    assert next_one.comes()
+    assert [guest for guest in guests if guest.began] == [next_one]
+
+
+@pytest.mark.usefixtures("long_offers")
 def test_who_has_no_slot_stands_in_line_before_who_comes_later(make_room, running, client):
     full, other = make_room(), make_room()
     early, late = Guest(10), Guest(20)
@@ -662,6 +689,23 @@ class TestWhatFails:
         wait_until(lambda: guest.error, "it is told")
         assert guest.began == []
         assert len(room) == 1
+
+    def test_who_comes_once_the_server_is_back_is_not_told_that_it_was_away(
+        self, private_locks, room, running, monkeypatch
+    ):
+        """Since nobody waited any more, nothing has noticed that it answers again."""
+        monkeypatch.setattr("celery_redislock.connection.outage.SHORTEST_PAUSE", 0.02)
+        first, second = Guest(10), Guest(20)
+        room.enter(first)
+        hears(private_locks.client, room)
+        private_locks.kill()
+        wait_until(lambda: first.error, "it is told")
+        room.leave(first)
+        private_locks.restart()
+        assert room.is_out(KEY)
+        room.enter(second)
+        assert second.comes()
+        assert second.error is None
 
     def test_a_room_that_all_have_left_asks_a_server_that_is_away_no_more(
         self, private_locks, make_room, running, monkeypatch
