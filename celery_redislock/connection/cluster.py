@@ -151,7 +151,7 @@ class ClusterStore(LockStore):
         """Like `LockStore.renew`, but in one round trip per hash slot. Nodes known to be unreachable come last.
 
         A node that does not answer, or refuses all commands, gets only one; its other hash slots fail with the same
-        error.
+        error. Hash slots that no node has fail with one error too, because looking for their node may take as long.
         """
         by_hash_slot: dict[int, list[Lease]] = {}
         for lock in locks:
@@ -169,6 +169,8 @@ class ClusterStore(LockStore):
                 # A node for which "the cluster is down" refuses all commands. Of one hash slot, it says something else.
                 if isinstance(error, RedisConnectionError | RedisTimeoutError) or "cluster is down" in str(error):
                     silent[at] = error
+                elif not self._cluster.knows(hash_slot):
+                    silent[self._cluster.outage_of(hash_slot)] = error  # by now that of all without a node
                 answers |= dict.fromkeys(its_locks, error)
         return [answers[lock] for lock in locks]
 

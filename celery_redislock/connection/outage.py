@@ -10,7 +10,7 @@ from redis.exceptions import AuthenticationError, BusyLoadingError, ReadOnlyErro
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from celery_redislock.errors import LockUnavailable, describe
+from celery_redislock.errors import describe
 from celery_redislock.protocol.scripts import ACQUIRE, Script
 
 logger = logging.getLogger(__name__)
@@ -88,15 +88,6 @@ class Outage:
                 return False
             self.look_at = now + LONGEST_PAUSE
             return True
-
-    def check(self, key: str) -> None:
-        """Return if a command about `key` may be sent now: the server can be reached, or the caller may check.
-
-        Raises:
-            LockUnavailable: The server is believed to be unreachable.
-        """
-        if (reason := self.unreachable) is not None and not self.let_look():
-            raise LockUnavailable(key, reason)
 
     def look_failed(self, error: RedisError, seconds: float) -> None:
         """Record that a check has failed after `seconds`."""

@@ -156,7 +156,7 @@ def _template_value(task: str, option: str, parameter: str, value: Any) -> str:
         return str(value)
     raise LockKeyError(
         f"{task}: parameter {parameter!r} is a {type(value).__name__}; a {option} template takes str, int, UUID and "
-        f"date; convert it, or {'use a callable lock_key' if option == 'lock_key' else 'name the parameter alone'}"
+        f"date; convert it, or {'in a task, use a callable lock_key' if option == 'lock_key' else 'name it alone'}"
     )
 
 

@@ -13,7 +13,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -484,14 +483,14 @@ class Room:
             LockUnavailable: The server did not answer last time, nor does it answer at once now. A thread of its own
                 checks it: a silent node of a Cluster must not delay the turns at the others.
         """
-        outage = self._outage_of(line)
+        key, outage = line.demand.key, self._outage_of(line)
         if outage.unreachable is not None and time.monotonic() >= outage.look_at:
-            key = line.demand.key
             look = threading.Thread(target=self._store.look_again, args=(key,), name="redislock-look", daemon=True)
-            with suppress(RuntimeError):  # no thread can start, as when Python ends
-                look.start()
-                look.join(ASK_AGAIN)  # a server that answers by now is asked at once, and waiters are told nothing
-        outage.check(line.demand.key)
+            look.start()
+            look.join(ASK_AGAIN)  # a server that answers by now is asked at once, and waiters are told nothing
+        # In a Cluster, another node may have been found to have the key.
+        if (reason := self._outage_of(line).unreachable) is not None:
+            raise LockUnavailable(key, reason)
         return self._store
 
     def _outage_of(self, line: Line) -> Outage:

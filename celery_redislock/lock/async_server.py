@@ -145,7 +145,9 @@ class AsyncServer:
 
     async def _acquire(self, held: HeldLock, fence: bool) -> Conflict | None:
         """Ask for the key of `held`; return the conflict, or None if the key was granted."""
-        self.server.store.outage_of(held.key).check(held.key)
+        outage = self.server.store.outage_of(held.key)
+        if (reason := outage.unreachable) is not None and not outage.let_look():
+            raise LockUnavailable(held.key, reason)
         held.hold = hold = held.hold.asked()
         try:
             reply, sent_at, _ = await self.ask(hold.acquire(held.lease, fence=fence), (hold.undo(), held.lease))

@@ -222,8 +222,8 @@ class WaitingRoom(bootsteps.StartStopStep):
             self._slots.starts_round(CHILDREN.dead(consumer.pool))
 
     def keeps_offer(self, waiting: WaitingMessage) -> bool:
-        """Whether the message of `waiting` lacks a slot, and one that has a slot is on its way to a child."""
-        return self.lacks(waiting) == "slot" and self._slots.is_one_on_its_way()
+        """Whether the message of `waiting` lacks at most a slot, and one that has a slot is on its way to a child."""
+        return self.lacks(waiting) in {"slot", None} and self._slots.is_one_on_its_way()
 
     def is_ready(self, waiting: WaitingMessage) -> bool:
         """Whether the message of `waiting`, if called now, would run at once or as soon as it gets its rate token."""

@@ -70,9 +70,7 @@ def test_what_cannot_be_a_group_is_refused_without_its_value() -> None:
     with pytest.raises(LockKeyError) as refused:
         group_of("{customer}", [SECRET])
     assert SECRET not in str(refused.value)
-    assert "a lock_fair template takes str, int, UUID and date; convert it, or name the parameter alone" in str(
-        refused.value
-    )
+    assert "a lock_fair template takes str, int, UUID and date; convert it, or name it alone" in str(refused.value)
 
 
 @pytest.mark.parametrize(
