@@ -151,7 +151,7 @@ def test_of_a_run_whose_process_has_died_the_keys_on_the_other_nodes_are_free_at
 def test_what_waits_for_a_silent_node_delays_no_turn_at_the_others(nodes, config, tasks, start_worker, ledger):
     silent, other = nodes.primaries[:2]
     (of_silent,), (key,) = (keys_on(nodes, tasks.work, node) for node in (silent, other))
-    config.settings["redislock_client_options"] = {"socket_timeout": 1.0}  # else two of them pass unnoticed
+    config.settings["redislock_client_options"] = {"socket_timeout": 3.0}  # far longer than a turn takes
     worker = start_worker(2)
     holders = [tasks.work.lock_for(one) for one in (of_silent, key)]
     for holder in holders:
@@ -162,16 +162,16 @@ def test_what_waits_for_a_silent_node_delays_no_turn_at_the_others(nodes, config
     silent.pause()
     try:
         wait_until(lambda: " is unavailable: " in worker.output(), "the worker has noticed")
-        results = [tasks.work.delay(key, number, 0.4) for number in range(10)]
-        wait_until(lambda: kept(tasks.work.app) == 11, "the others wait")
+        results = [tasks.work.delay(key, number, 0.3) for number in range(25)]
+        wait_until(lambda: kept(tasks.work.app) == 26, "the others wait")
         holders[1].release()
         for result in results:
             result.get(timeout=60)
     finally:
         silent.resume()
         wait_until(nodes.is_up, "it is back")
-    runs = ledger.runs()[:10]
+    runs = ledger.runs()[:25]
     pauses = [second.start - first.end for first, second in pairwise(runs)]
-    assert sum(pauses) < 4.0, "as long as two commands to the silent node, each sent twice"
+    assert max(pauses) < 2.0, "as long as a command to the silent node"
     assert there.get(timeout=20) == "there"
     assert ledger.overlaps() == []
