@@ -71,7 +71,9 @@ def of_loss(story: Story, loss: Line) -> Excuse | None:
     """Why a holder lost its lock."""
     runs = [run for run in story.runs if (run.pid, run.task_id) == (loss["pid"], loss["task_id"])]
     start = max((run.start for run in runs if run.start <= loss["at"]), default=loss["at"] - LEASE) - AT_ONCE
-    if story.strikes(STOPS, start, loss["at"], loss["pid"]):
+    # Lost as soon as the body begins: the process may have stood still for long between its grant and its first line.
+    since = loss["at"] - LEASE if loss["at"] < start + 2 * AT_ONCE else start
+    if story.strikes(STOPS, since, loss["at"], loss["pid"]):
         return Excuse.STOOD_STILL
     if story.strikes((RESTART,), start, loss["at"]):
         return Excuse.DATA_LOST

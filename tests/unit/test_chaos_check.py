@@ -549,6 +549,16 @@ class TestLosses:
         book.fault(STOP_CHILD, 1.5, 4.9, [CHILD])
         assert broken() == []
 
+    @pytest.mark.parametrize(("lost_at", "excused"), [(5.01, True), (6, False)])
+    def test_a_process_that_stood_still_before_its_body_has_lost_its_lock_as_that_begins(
+        self, book, broken, lost_at, excused
+    ):
+        book.sent("a")
+        book.run("a", 5, 9)
+        book.lost("a", lost_at, "not renewed by its deadline")
+        book.fault(STOP_CHILD, 0.5, 4.7, [CHILD])
+        assert broken() == ([] if excused else ["a lock was lost without a cause"])
+
     def test_a_missed_deadline_needs_an_outage(self, book, broken):
         book.sent("a")
         book.run("a", 1, 9)
