@@ -19,6 +19,7 @@ from fuzz.endings import AWAY
 from fuzz.facts import Accepted, Body, Facts
 from fuzz.options import WINDOW
 from promises import Excuse, Promise
+from tests.lab.ledger import Run
 
 #: A process may go on to take the lock server for down for so many seconds: until its next check.
 STILL_DOWN = 5.0 + AT_ONCE
@@ -140,8 +141,16 @@ def no_twins(facts: Facts, excused: Excused) -> Iterator[Violation]:
         excuse = excuses.of_overlap(facts.story, first, second)
         if excuse:
             excused[excuse] += 1
+        elif _is_retry_of_one_that_went_on(facts, first, second):
+            excused[Excuse.WENT_ON] += 1
         else:
             yield Violation(Promise.NO_TWINS, f"{first.task_id} runs twice at once", (first.task_id,))
+
+
+def _is_retry_of_one_that_went_on(facts: Facts, first: Run, second: Run) -> bool:
+    """Whether another run of the first one's attempt went on without its lock, and may have sent the second one."""
+    others = [run for run in facts.story.runs if (run.task_id, run.item) == (first.task_id, first.item)]
+    return first.item != second.item and any(run.noticed <= run.end <= second.start for run in others)
 
 
 def not_again(facts: Facts, excused: Excused) -> Iterator[Violation]:

@@ -215,6 +215,21 @@ def test_a_copy_beside_its_message_is_found(story):
     assert set(story.broken()) >= {Promise.NO_TWINS, Promise.AT_MOST_N}
 
 
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_retry_runs_beside_a_copy_of_its_attempt_only_if_a_run_went_on_without_its_lock(of, is_told):
+    story = of({"lock_limit": 2})
+    two = {ONE: 2}
+    story.call("x")
+    story.run("x", 1.0, 3.0, pid=101, limits=two)
+    story.run("x", 2.5, 6.0, limits=two)
+    story.run("x", 5.0, 7.0, retries=1, limits=two)
+    if is_told:
+        story.ledger.write(
+            {"event": "lost", "task_id": "x", "pid": 101, "at": 2.0, "key": ONE, "reason": "held too long"}
+        )
+    assert (Promise.NO_TWINS in story.broken()) is not is_told
+
+
 def test_an_attempt_that_runs_again_is_found(story):
     story.call("x")
     story.run("x", 1.0, 2.0)
