@@ -184,6 +184,8 @@ def _look_at_its_end(story: Story, found: Calls, body: Body, calls: list[Call]) 
         found.broken.append((Promise.REPLACED, what, story.about(run.task_id)))
     # A run of a call that was sent alone may begin after that of a newer call has ended, which asks no other to stop.
     waits = [one for one in newer if not one.is_unasked and not (body.last.is_unasked and _is_over(story, one, run))]
+    # Nor does a call that was lost with the server's data before the run began.
+    waits = [one for one in waits if not story.strikes((RESTART,), one.asked_at, run.start)]
     asked = [max(call.returned_at, run.start) for call in waits]
     if asked and run.end - min(asked) > STOPPED and _is_calm(story, min(asked), run.end):
         what = f"a run of {run.key} went on for {run.end - min(asked):.1f} s after a newer call"

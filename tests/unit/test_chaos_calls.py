@@ -207,6 +207,17 @@ class TestReplacing:
         book.gives("c", 9.1, 10, "3", kind="newest")
         assert [promise for promise, _ in broken()].count(Promise.REPLACED) == 1
 
+    @pytest.mark.parametrize(("lost_at", "excused"), [(2, True), (0.2, False)])
+    def test_a_call_that_is_lost_with_the_servers_data_stops_no_run_that_begins_later(
+        self, book, broken, lost_at, excused
+    ):
+        book.sent("a", "newest")
+        book.call("1", "a", 0.5, kind="newest")
+        book.call("2", "a", 1, kind="newest", merged=True)
+        book.gives("a", 20, 25, "1", kind="newest")
+        book.fault(RESTART, lost_at)
+        assert (Promise.REPLACED in [promise for promise, _ in broken()]) is not excused
+
     def test_one_that_goes_on_is_found_where_no_fault_has_struck(self, replaced, book, broken):
         replaced(end=7)
         assert broken() == [(Promise.REPLACED, "a run of newest1 went on for 4.9 s after a newer call")]
