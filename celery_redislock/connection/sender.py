@@ -85,8 +85,7 @@ class Sender:
         Args:
             command: The command.
             undo: Given if `command` asks for a key. If there is no reply, the command that this returns is sent.
-                While the server is known to be out of reach, most callers get an error at once, and nothing is
-                sent.
+                While the server is known to be out of reach, most callers get an error at once instead.
 
         Raises:
             LockUnavailable: The server did not answer, or refused the command.
