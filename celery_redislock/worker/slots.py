@@ -40,9 +40,10 @@ def slots_of(pool: Any) -> int:
 
     In a cold shutdown, the pool stops first, while messages still wait in its worker.
     """
-    with suppress(AttributeError):  # a signal for a cold shutdown stops the pool, even between these two
+    try:
         return int(pool.num_processes if pool.uses_semaphore else pool.limit) if pool.active else 0
-    return 0
+    except AttributeError:  # a signal for a cold shutdown stops the pool, even between these two
+        return 0
 
 
 class Slots(ABC):
