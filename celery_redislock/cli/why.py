@@ -154,14 +154,11 @@ class Why:
             yield from self._in_worker(worker, what, result)
         for lock in {what["lock"] or what.get("reserved") for _, what in seen} - {None}:
             yield from map(self._row, (row for row in self._locks.of(lock) if row.calls and self._is_mine(row)))
-        found: list[Said] = []
-        if result.has_ended:
-            found = [*self._in_result(result)]
-        elif not seen:
-            rows = [row for row in self._locks.all() if self._is_mine(row)]
-            if not (result.is_waiting and any(row.state in RUNNING for row in rows)):  # otherwise it is stale
-                found = [*self._in_result(result)]
-            found += self._in_redis(rows)
+        # Celery stores a revoke at once, even if the task runs in a worker that does not answer.
+        is_over = result.has_ended and result.reason != "revoked"
+        rows = [] if seen or is_over else [row for row in self._locks.all() if self._is_mine(row)]
+        is_stale = bool(seen) or (result.is_waiting and any(row.state in RUNNING for row in rows))
+        found = [*(self._in_result(result) if result.has_ended or not is_stale else ()), *self._in_redis(rows)]
         yield from found
         is_known = bool(found or seen)
         if not is_known:

@@ -414,6 +414,21 @@ def test_while_a_worker_shuts_down_its_run_is_said_to_go_on_and_its_waiting_mess
     worker.wait()
 
 
+def test_a_run_that_goes_on_in_a_stopping_worker_is_said_to_hold_its_lock_though_another_worker_stored_it_as_revoked(
+    tasks, app, why, start_worker, running, gate
+):
+    stopping = start_worker(1)
+    run = tasks.work.delay("k", "item", gate)
+    running("item")
+    stopping.begin_to_stop()
+    start_worker(1)
+    app.control.revoke(run.id, terminate=True)
+    wait_until(lambda: run.state == "REVOKED", "the other worker stores it")
+    why(run, Say.REVOKED, Say.HOLDS_SOMEWHERE, Say.HELD, Say.SILENT)
+    gate.open()
+    stopping.wait()
+
+
 @counts_on_wake_ups("who waits looks when the lease should have ended")
 def test_a_holder_whose_worker_was_killed_is_not_renewed_and_its_key_ends_by_itself(
     config, tasks, app, why, start_worker, running
