@@ -60,6 +60,7 @@ class Say(Enum):
     REVOKED = "Task {id} WAS REVOKED{at}: {reason}."
     REFUSED = "Task {id} FAILED{at}: {reason}."
     CUT_SHORT = "Task {id} WAS CUT SHORT{at}: its process died or was killed ({error}). Its work may be partly done."
+    CANCELLED = "Task {id} WAS CUT SHORT: its worker stopped or lost the broker. Without acks_late, send it again."
     NOT_STORED = "Task {id} HAS RUN, but its result could not be stored or passed on{at}: {error}. Its work is done."
     FAILED = "Task {id} FAILED{at} with {error}."
     CHAIN = "In a chain, the tasks after a failed or revoked one get its result and never start."

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Self
 
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery import Celery, states
+from celery.exceptions import Retry
 from kombu.exceptions import EncodeError, OperationalError
 
 from celery_redislock.app import PRIVATE_BACKENDS, backend_scheme
@@ -112,6 +113,8 @@ class Result(NamedTuple):
                 return "failed", Say.NOT_STORED
             case states.FAILURE, _:
                 return "failed", Say.FAILED
+            case states.RETRY, Retry():  # Celery cancelled the run; after `self.retry()` it is another error, or None
+                return "retry", Say.CANCELLED
             case states.RETRY, _:
                 return ("waiting", Say.HAD_TO_WAIT) if self.is_waiting else ("retry", Say.RETRIES)
             case states.STARTED, _:

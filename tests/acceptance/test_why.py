@@ -429,6 +429,14 @@ def test_a_run_that_goes_on_in_a_stopping_worker_is_said_to_hold_its_lock_though
     stopping.wait()
 
 
+def test_a_run_that_a_cold_shutdown_has_ended_is_not_said_to_run_again(tasks, why, start_worker, running):
+    worker = start_worker(1)
+    lost = tasks.work.delay("k", "item", 60)
+    running("item")
+    worker.stop(signal.SIGQUIT)
+    assert "RUN AGAIN" not in why(lost, Say.CANCELLED)
+
+
 @counts_on_wake_ups("who waits looks when the lease should have ended")
 def test_a_holder_whose_worker_was_killed_is_not_renewed_and_its_key_ends_by_itself(
     config, tasks, app, why, start_worker, running
