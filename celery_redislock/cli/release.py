@@ -170,7 +170,7 @@ def _ask(question: str) -> None:
         Refused: The user declines, or there is no terminal.
     """
     if not sys.stdin.isatty():
-        raise Refused("Nothing was done: there is no terminal to confirm at. Add --yes to go ahead without.")
+        raise Refused("Nothing was done: there is no terminal to confirm at. Add --yes to go ahead without asking.")
     if not click.confirm(question):
         raise Refused("Nothing was done.")
 

@@ -26,7 +26,7 @@ _TYPED_IN = "What visitors type in; at least 16 characters. Other users of this 
 @TIMEOUT
 @click.pass_context
 def web(context: click.Context, host: str, port: int, token: str | None, read_only: bool, timeout: float) -> None:
-    """Serve a web page that shows locks, what waits for them, and recent events."""
+    """Serve a web page with the locks, what waits, and recent events."""
     try:
         from celery_redislock.web.guard import SHORTEST, is_loopback
         from celery_redislock.web.pages import Options

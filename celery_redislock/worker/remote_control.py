@@ -132,7 +132,7 @@ def _described(what: str, request: Request) -> dict[str, Any]:
         "reserved": Header.read(request.request_dict.get(HEADER)).key,
         "needs_lock": run is not None,
         "since": request.time_start,
-        "eta": request.eta.isoformat() if request.eta else None,
+        "eta": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(request.eta.timestamp())) if request.eta else None,
         "comes_again": getattr(request, "comes_again_if_lost", None),
     }
 

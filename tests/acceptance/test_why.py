@@ -248,7 +248,7 @@ def test_one_that_is_not_due_has_no_free_process_is_limited_or_needs_no_lock_is_
     later = tasks.work.apply_async(("other",), countdown=600)
     reserved = tasks.work.delay("another")
     why(limited, Say.LIMITED)
-    why(later, Say.SCHEDULED)
+    assert re.search(r"until its eta, \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\.\n", why(later, Say.SCHEDULED))
     why(reserved, Say.RESERVED)
 
 
