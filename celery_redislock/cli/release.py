@@ -21,7 +21,7 @@ from .workers import Counts, Workers
 #: What a release means, by the state of the key.
 HARM = {
     **dict.fromkeys(
-        RUNNING, "Its run is not stopped: it learns of the loss at its next renewal. Another run may start now."
+        RUNNING, "The holder is not stopped: it learns of the loss at its next renewal or release. Another may start."
     ),
     "queued": "Its message stays: if it is still in the queue, it runs. A duplicate may be sent before it starts.",
     "sending": "Its message is still sent, and runs. A duplicate may be sent before it starts.",

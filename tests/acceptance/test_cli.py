@@ -353,6 +353,7 @@ def test_a_lock_of_any_name_and_one_of_another_library_are_found_by_a_pattern_an
     with Lock(server_of(app).client, "report", timeout=30):
         (one,) = told(cli("list", "--match", "rep*", "--json"))
         assert (one["key"], one["task"], one["state"]) == ("report", None, "held")
+        assert "Its run" not in cli("release", "report", "--dry-run").stdout
     locks.client.set("redislock:{theirs}", "0c1d2e", px=30_000)
     (one,) = told(cli("list", "--json"))
     assert (one["key"], one["hostname"], one["since"]) == ("redislock:{theirs}", None, None)

@@ -161,7 +161,7 @@ def test_a_release_asks_first_and_only_takes_the_key_from_the_holder_that_was_sh
     hold(scene.locks, key, "the-first")
     page = visit(address_of(url, "/release", key=key))
     assert "is held by task the-first on w9@lab" in page.inner_text("main")
-    assert "Its run is not stopped" in page.inner_text("main")
+    assert "The holder is not stopped" in page.inner_text("main")
     assert scene.locks.client.exists(key) == 1
     page.click("text=Cancel")
     page.wait_for_url("**/key?**")
