@@ -157,7 +157,7 @@ class Why:
             yield from self._in_worker(worker, what, result)
         for lock in {what["lock"] or what.get("reserved") for _, what in seen} - {None}:
             yield from map(self._row, (row for row in self._locks.of(lock) if row.calls and self._is_mine(row)))
-        # Celery stores a revoke at once, even if the task runs in a worker that does not answer.
+        # Celery 5.7 stores a revoke at once, even if the task runs in a worker that does not answer.
         is_over = result.has_ended and result.reason != "revoked"
         rows = [] if seen or is_over else [row for row in self._locks.all() if self._is_mine(row)]
         is_stale = bool(seen) or (result.is_waiting and any(row.state in RUNNING for row in rows))
