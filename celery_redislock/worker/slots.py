@@ -147,10 +147,8 @@ class Slots(ABC):
 
         The broker delivers the fetched messages again.
         """
-        self._fetched.clear()
-        self._held.clear()
-        self._followed.clear()
-        self._ended.clear()  # no room will check the lines of these runs
+        for one in (self._fetched, self._held, self._followed, self._ended):  # no room checks the lines of ended runs
+            one.clear()
         self._wanted = 0
 
     @abstractmethod
