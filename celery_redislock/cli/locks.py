@@ -97,7 +97,8 @@ class Locks:
 
     def free(self, key: str) -> str:
         """A sentence about a key that nothing holds. A task's key may have been named without its prefix."""
-        lacks = "" if key.startswith(self.prefix) else f"; the keys of tasks begin with {shown(self.prefix)}"
+        whole = shown(self.prefix + key.strip("{}") + "}")
+        lacks = "" if key.startswith(self.prefix) else f"; the keys of tasks look like {whole}"
         lacks += "; `celery locks list | cat` shows whole keys" if "…" in key else ""
         lacks += "; it is a task's name: try `celery locks show --task`" if key in self.app.tasks else ""
         return f"{shown(key)} is free{lacks}."

@@ -416,8 +416,8 @@ def test_a_setting_of_a_task_that_is_found_wrong_only_in_its_call_is_an_error_of
 @left_out("its user may read no key without the prefix", "acl")
 def test_a_key_that_is_named_without_its_prefix_is_told_from_a_free_one(tasks, cli):
     with tasks.keyed.lock_for("A1") as lock:
-        prefix, name = lock.name.rstrip("}").split("{")
-        answer = f"{name} is free; the keys of tasks begin with {prefix}{{.\n"
+        name = lock.name.rstrip("}").split("{")[1]
+        answer = f"{name} is free; the keys of tasks look like {lock.name}.\n"
         for command in ("show", "release"):
             assert (found := cli(command, name)).exit_code == 1
             assert found.stderr == answer

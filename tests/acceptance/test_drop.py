@@ -98,7 +98,7 @@ def test_it_asks_before_it_drops_and_says_what_would_end(tasks, app, start_worke
     _, key = held()
     assert cli("drop", key).stdout.startswith("0 messages in 0 workers would end as REVOKED")
     mistyped = cli("drop", "{k}", "--yes")
-    assert (mistyped.exit_code, "is free; the keys of tasks begin with" in mistyped.stderr) == (1, True)
+    assert (mistyped.exit_code, "is free; the keys of tasks look like" in mistyped.stderr) == (1, True)
     waits = tasks.work.delay("k", "waits")
     wait_until(lambda: kept(app) == 1, "it waits")
     said = cli("drop", key)
