@@ -66,8 +66,8 @@ def try_lock_server(app: Celery) -> bool:
             infos = _if_allowed(lambda: [node.info("default") for node in servers_behind(client)], [])
             warn_of_age(infos, where, setting)
             warn_of_eviction(infos, where)
-            if isinstance(client, redis.Redis):  # each node of a Cluster has its own clock and timeout
-                warn_of_server(client, where)
+            for node in servers_behind(client):  # each node of a Cluster has its own clock and timeout
+                warn_of_server(node, address(node))
         finally:
             disconnect(client)
         return True

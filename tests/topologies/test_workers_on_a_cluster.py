@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from itertools import pairwise
 
 import pytest
 
+from celery_redislock.worker.server_check import try_lock_server
 from tests.lab.kinds import TIME_OUTS
 from tests.lab.nodes import url_of
 from tests.lab.servers import wait_until
@@ -49,6 +52,26 @@ def test_messages_for_keys_on_each_node_run_in_order_and_at_once(nodes, tasks, s
         of_key = [item for item in ledger.items() if item.startswith(f"{key}.")]
         assert of_key == [f"{key}.{number}" for number in range(10)]
     wait_until(lambda: [node.held() for node in nodes.primaries] == [[], [], []], "nothing is left")
+
+
+def test_a_node_that_closes_idle_connections_or_whose_clock_is_far_off_is_warned_of(nodes, app, caplog, monkeypatch):
+    def said():
+        caplog.clear()
+        try_lock_server(app)
+        return [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+
+    names = [f"the lock server redis://127.0.0.1:{node.port}/0" for node in nodes.primaries]
+    nodes.primaries[1].client.config_set("timeout", 60)
+    try:
+        (line,) = said()
+    finally:
+        nodes.primaries[1].client.config_set("timeout", 0)
+    assert line.startswith(f"{names[1]} closes connections that are idle for 60 s: ")
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 60)  # this host's clock is the one that is wrong
+    assert sorted(line.partition(" this host's")[0] for line in said()) == sorted(
+        f"the clock of {name} is 60 s behind" for name in names
+    )
 
 
 def test_no_more_than_three_run_at_once_on_each_node(nodes, tasks, start_worker, ledger, gate):
