@@ -137,13 +137,11 @@ def warn_of_age(infos: Sequence[Mapping[str, Any]], where: str, setting: str) ->
         setting: The setting that names the server.
     """
     remedy = "upgrade it to at least Redis 7.0 or Valkey 8, or name another server in %s"
+    text = f"the lock server %s is Redis %s, older than the versions that the locks are tested with; {remedy}"
     for version in sorted({str(one.get("redis_version", "")) for one in infos}):
         found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
         if found and found < OLDEST:
-            logger.warning(
-                f"the lock server %s is Redis %s, older than the versions that the locks are tested with; {remedy}",
-                *(where, version, setting),
-            )
+            logger.warning(text, where, version, setting)
 
 
 def warn_of_eviction(infos: Sequence[Mapping[str, Any]], where: str) -> None:
@@ -197,6 +195,7 @@ _PASSING: Mapping[tuple[type[BaseException] | str, ...], str] = {
     (exceptions.OutOfMemoryError,): "it is full: give it more memory",
     (exceptions.BusyLoadingError,): "it is loading its data: wait",
     ("max number of clients",): "its maxclients is reached: raise it, or see in CLIENT LIST who is connected",
+    (BrokenPipeError,): "it has closed the connection: its maxclients may be reached: see who is in CLIENT LIST",
     ("BUSY",): "a script or a function has run for long there: wait, or end it with SCRIPT KILL or FUNCTION KILL",
     ("MISCONF",): "it cannot save to disk: check its log, the disk and the permissions there",
     ("NOREPLICAS",): "too few of its replicas are connected: start them, or lower its min-replicas-to-write",

@@ -79,13 +79,17 @@ def test_a_command_that_is_renamed_is_one_of_the_remedies(said, tmp_path, comman
     assert "must not rename commands" in line
 
 
-def test_a_server_with_too_many_clients_is_not_taken_for_a_wrong_address(said, tmp_path):
-    with Valkey(tmp_path).serve() as server, server.connect() as other:
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_server_with_too_many_clients_is_not_taken_for_a_wrong_address(said, tmp_path, is_local):
+    """On a unix socket it has often closed the connection before anything is written, and nobody reads what it said."""
+    with Valkey(tmp_path, None if is_local else free_port()).serve() as server, server.connect() as other:
         other.ping()
         server.client.config_set("maxclients", 2)
         level, line = said(redislock_url=server.url())
     assert level == logging.WARNING
-    assert "max number of clients reached; its maxclients is reached: raise it" in line
+    expected = ["max number of clients reached; its maxclients is reached: raise it"]
+    expected += ["Broken pipe; it has closed the connection: its maxclients may be reached"] * is_local
+    assert any(words in line for words in expected)
     assert "rediss" not in line
 
 
