@@ -260,6 +260,18 @@ class TestServer:
         private_locks.resume()
         wait_until(lambda: private_locks.client.get("key") == b"2", "it is done after all")
 
+    def test_a_full_server_loses_a_message_of_kombu_that_it_hands_over_and_keeps_the_next(self, private_locks):
+        """It takes the message from the queue, and then refuses to note that it is unacked."""
+        server = private_locks.client
+        with Connection(private_locks.celery_url()) as connection, connection.SimpleQueue("shop") as queue:
+            for number in range(2):
+                queue.put(number)
+            server.config_set("maxmemory", 1)
+            with pytest.raises(redis.exceptions.OutOfMemoryError, match="ZADD"):
+                queue.get(timeout=10)
+            assert (server.llen("shop"), server.exists("unacked")) == (1, 0)
+            server.config_set("maxmemory", 0)
+
     @pytest.mark.parametrize("end", ["kill", "stop"])
     def test_a_restarted_server_is_empty_and_at_the_same_address(self, private_locks, lock_proxy, connect, end):
         client = connect()
