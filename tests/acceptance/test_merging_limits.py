@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from celery.exceptions import TaskRevokedError
 
-from celery_redislock import LockConfigError
+from celery_redislock import LockConfigError, LockUnavailable
 from celery_redislock.message.calls import LONGEST_BODY
 from celery_redislock.protocol.names import keys_of
 from tests.lab.servers import wait_until
@@ -88,6 +88,19 @@ def test_a_later_countdown_counts_and_an_earlier_one_wakes_no_message(tasks, sta
     assert time.monotonic() - began_at >= 2
     assert later.get(timeout=PATIENCE) == "last"
     assert time.monotonic() - began_at >= 3
+
+
+def test_with_lock_on_outage_raise_an_outage_at_the_start_of_the_run_fails_it_for_every_caller(
+    tasks, start_worker, lock_proxy, ledger
+):
+    start_worker(2)
+    calls = [tasks.latest_raise.apply_async(("k", number), countdown=2) for number in range(2)]
+    assert calls[1].id == calls[0].id
+    lock_proxy.refuse()
+    for call in calls:
+        with pytest.raises(LockUnavailable):
+            call.get(timeout=PATIENCE)
+    assert ledger.items() == []
 
 
 def test_in_an_emptied_server_the_ticket_has_its_own_arguments(tasks, start_worker, locks):
