@@ -92,8 +92,7 @@ class Execution:
     @property
     def lock(self) -> HeldLock | None:
         """The lock while it is held; None before and after that."""
-        held = self.held
-        return held if held is not None and held.hold.phase is HELD else None
+        return self.held if self.held is not None and self.held.hold.phase is HELD else None
 
     @property
     def key(self) -> str:

@@ -202,10 +202,9 @@ class AckWhatHasBegun(bootsteps.StartStopStep):
 
     def _hear(self) -> None:
         """Handle a round of the event loop that finds the pipe readable, while this step listens."""
-        self._rounds += 1
-        if self._rounds < HEARD_IN_ROUND:
+        self._rounds = (self._rounds + 1) % HEARD_IN_ROUND
+        if self._rounds:
             return
-        self._rounds = 0
         self._hub.remove_reader(EARLY_ACKS.reader)
         EARLY_ACKS.read()
         if EARLY_ACKS.has_accepted:  # another child is still asking for its key

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from celery import bootsteps
 from celery.concurrency import solo
@@ -22,7 +22,7 @@ from celery_redislock.line.room import Room
 from celery_redislock.policy import Place
 
 from . import worker_port
-from .children import CHILDREN
+from .children import CHILDREN, run_of
 from .handover import Handover, channel_of
 from .slots import SemaphoreSlots, Slots, drained, keep_unacked, let_go, open_windows, scale_up
 from .starter import GatedSlots, SoloSlots, Starter
@@ -75,6 +75,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         self._slots = self._slots_of(parent)
         parent.on_task_request = self._admit
         self._handover = Handover(parent, self._stop, self._starter.wake_up, self.give_to_pool)
+        worker_port.before_close(parent, self._restore_scheduled)
         #: The tasks whose rate tokens are to be given back.
         self._unused_tokens: deque[str] = deque()
         #: What an operator has dropped, by key.
@@ -109,6 +110,11 @@ class WaitingRoom(bootsteps.StartStopStep):
     def restore(self, request: Request) -> None:
         """Have the broker redeliver a message whose connection was lost, unless it has done so."""
         self._handover.restore([request])
+
+    def _restore_scheduled(self) -> None:
+        """If the connection is lost, have the messages with an eta redelivered. Celery 5.7 is about to forget them."""
+        lost = () if self._parent.connection else worker_port.listed(getattr(state, "scheduled_requests", WeakSet()))
+        self._handover.restore([*filter(run_of, lost)])
 
     def _let_go_of_all(self, channel: Any = None) -> None:
         """Take out all messages that wait here, if any, and let them wait somewhere else."""
@@ -208,11 +214,10 @@ class WaitingRoom(bootsteps.StartStopStep):
 
         The message cannot be acked any more: in kombu, even trying may crash the worker.
         """
-        channel = channel_of(consumer)
-        if channel is None or request.message.channel is channel:
-            return False
-        self.restore(request)
-        return True
+        is_lost = channel_of(consumer) not in (None, request.message.channel)
+        if is_lost:
+            self.restore(request)
+        return is_lost
 
     # The rooms call these methods, each in its own thread.
 

@@ -13,6 +13,7 @@ from tests.acceptance.test_outages import consumes_again
 from tests.conftest import IS_MATRIX, every
 from tests.lab.app import make_app
 from tests.lab.servers import need_pool, wait_until
+from tests.lab.versions import BEFORE_5_7
 from tests.lab.wake_ups import counts_on_wake_ups
 from tests.lab.workers import kept, waiting_in
 
@@ -268,3 +269,22 @@ def test_the_key_is_never_idle_because_messages_leave_for_the_visibility_timeout
     took = max(run.end for run in runs) - runs[0].start
     assert took < 1.15 * count * seconds / 3 or not IS_MATRIX
     app.close()
+
+
+@pytest.mark.skipif(BEFORE_5_7, reason="Celery before 5.7 keeps no list of the messages that are not due")
+@every("pool, broker", ("threads", "prefork", "gevent"), ("redis",))
+def test_a_message_that_is_not_due_runs_in_time_though_the_broker_could_not_be_reached_meanwhile(
+    broker_proxy, config, tasks, start_worker, ledger, pool
+):
+    need_pool(pool)
+    patient(config)
+    worker = start_worker(2, "-P", pool)
+    due = time.monotonic() + 6
+    result = tasks.work.apply_async(("k", "due", 0.0), countdown=6)
+    wait_until(lambda: "received" in worker.output(), "the worker keeps it")
+    broker_proxy.refuse()
+    wait_until(lambda: "Cannot connect to" in worker.output(), "it cannot connect")
+    broker_proxy.mend()
+    assert result.get(timeout=20) == "due"
+    assert ledger.items() == ["due"]
+    assert time.monotonic() > due
