@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 from amqp import NotFound
@@ -90,6 +91,17 @@ def test_messages_that_were_delayed_are_handed_over_when_their_worker_stops(app,
     start_worker(1)
     assert [result.get(timeout=20) for result in waiting] == [1, 2, 4]
     assert ledger.items() == ["1", "2", "4"]
+
+
+def test_what_joins_a_task_whose_key_cools_down_ends_with_its_result_a_second_later(tasks, start_worker, ledger):
+    """RabbitMQ itself delays no message for less. On other queues the countdown is about 0.05 s."""
+    start_worker(1)
+    assert tasks.cools_join.delay("k", "first").get(timeout=10) == "first"
+    wait_until(lambda: tasks.cools_join.lock_info("k").state == "cooling", "its key cools down")
+    began = time.monotonic()
+    assert tasks.cools_join.delay("k", "second").get(timeout=10) == "first"
+    assert time.monotonic() - began >= 0.9
+    assert ledger.items() == ["first"]
 
 
 def test_a_message_of_a_queue_that_is_bound_by_a_pattern_goes_back_to_it_and_no_other_queue_is_made(
