@@ -49,7 +49,7 @@ def main(findings: Findings) -> None:
     table = Table(
         title=f"cli: {LOCKS:,} locks, as many notes of ended runs, {WAITED:,} locks waited for",
         title_justify="left",
-        caption="GET: how long another client waits for one meanwhile; the first line is the idle server.",
+        caption="GET: how long another client's GET takes meanwhile; the first row is the idle server.",
         caption_justify="left",
     )
     for column in ("command", "s", "server's s", "MB", "GET, median µs", "GET, worst ms"):

@@ -122,9 +122,9 @@ def _judge(findings: Findings, alone: Sequence[Cost], apart: Sequence[Cost], spr
     findings.judge(f"cluster: p99 of an acquire with {HELD[-1]:,} held, relative to {HELD[0]:,}", growth, FLAT)
     findings.say(
         f"**How it spreads.** A cycle takes {spread[0].cpu:.1f} µs of CPU time of the three nodes together, and "
-        f"{alone[0].cpu:.1f} µs of one server. Three servers that are no Cluster take {apart[0].cpu:.1f} µs: sharing "
-        "the work among three processes, which one caller never keeps busy, accounts for the difference to one "
-        f"server, and the Cluster for the rest. A node had {least:.1%} to {most:.1%} of the commands: hash slots "
+        f"{alone[0].cpu:.1f} µs of one server. Three servers that are not a Cluster take {apart[0].cpu:.1f} µs: "
+        "sharing the work among three processes, which one caller never keeps busy, accounts for the difference from "
+        f"one server, and the Cluster for the rest. A node had {least:.1%} to {most:.1%} of the commands: hash slots "
         "spread the keys as evenly as chance would, and only the Cluster itself knows its nodes. Neither the time of "
         "an acquire nor the nodes' CPU time grows with the number of held locks."
     )

@@ -50,7 +50,7 @@ def main(findings: Findings) -> None:
     _plot(findings, results)
     findings.say(
         "`Lock` and python-redis-lock with renewal keep the lock alive while its holder works: `Lock` with one thread "
-        "for all locks of the process, python-redis-lock with a thread for each hold. The other locks end with their "
+        "for all locks of the process, python-redis-lock with a thread for each hold. The other locks expire at their "
         "timeout. pottery's Redlock got one server, like the others."
     )
 

@@ -128,7 +128,7 @@ def _tell(findings: Findings, measured: Mapping[str, Mapping[str, Rounds]]) -> N
     table = Table(
         title="drain: publish and drain together, relative to Celery's own base",
         title_justify="left",
-        caption="The head names the worker's pool, and what is added to a round trip.",
+        caption="Each column's head names the worker's pool, and the time that is added to a round trip.",
         caption_justify="left",
     )
     table.add_column("task")
@@ -140,7 +140,7 @@ def _tell(findings: Findings, measured: Mapping[str, Mapping[str, Rounds]]) -> N
     findings.say(
         "**The pool.** A `solo` worker does nothing else during the round trip for the lock, so a lock costs it a "
         "larger share of its time than it costs a prefork worker.\n\n"
-        "**How it grows.** With a far server, only the number of times that a process waits for it counts. In scope "
+        "**How it grows.** With a far server, all that matters is how often a process waits for it. In scope "
         "`run`, a publish does not ask the lock server, and a run waits for it once, to acquire its key; in scopes "
         "`job` and `queue`, a publish waits once more. Celery's own fetches, acks and publishes slow down in the "
         "same way, so the ratio changes little while the difference in time grows with the round trip.\n\n*The "
@@ -148,7 +148,7 @@ def _tell(findings: Findings, measured: Mapping[str, Mapping[str, Rounds]]) -> N
         "nothing else: they have no tokens of their own, no renewal, and nothing that frees the key if the process "
         "dies. No lock that asks at the start of a run can cost less. With the server a millisecond away, "
         "`LockedTask` costs about as much as they do.\n\ncelery-once and celery-singleton ask for the key at the "
-        "publish and not when the task runs, so a second delivery of its message can run at the same time. A "
+        "publish and not when the task runs, so a second delivery of the message can run at the same time. A "
         "`LockedTask` also asks when it runs: with a near server a job costs more than theirs, with a far one about "
         "as much. Scope `run` asks for nothing at the publish."
     )

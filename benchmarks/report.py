@@ -24,7 +24,7 @@ class Report:
     """
 
     def __init__(self, findings: Findings, title: str, baseline: str = "two bare EVALSHA calls") -> None:
-        caption = f"Medians and quartiles of interleaved rounds. A ratio is that to {baseline} in the same round."
+        caption = f"Medians and quartiles of interleaved rounds. A ratio is relative to {baseline} in the same round."
         self._findings = findings
         self._title, self._section = title.partition(":")[0], ""
         self._table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")

@@ -51,9 +51,11 @@ def main(findings: Findings) -> None:
     busiest = max(Counter(account for pair in pairs for account in pair).values())
     ideal = SECONDS * max(busiest, TRANSFERS / SLOTS)
     met = findings.judge("several locks: time of the transfers, next to the ideal", round(took / ideal, 2), BOUND)
-    table.add_row("the ideal: the busiest account, or all on the processes", f"{ideal:.1f} s", "", "")
-    table.add_row("from the first begin to the last end", f"{took:.1f} s", "", "")
-    table.add_row("next to the ideal", f"{took / ideal:.2f}", f"{BOUND:g}", met)
+    table.add_row(
+        "the ideal: the busiest account's transfers in turn, or all on the processes", f"{ideal:.1f} s", "", ""
+    )
+    table.add_row("from the first start to the last end", f"{took:.1f} s", "", "")
+    table.add_row("relative to the ideal", f"{took / ideal:.2f}", f"{BOUND:g}", met)
     findings.show(table)
 
 

@@ -40,8 +40,8 @@ def main(findings: Findings) -> None:
         table.add_row(case, f"{median:.1f}", f"{min(times):.1f}", f"{max(times):.1f}", bound, met)
     findings.show(table)
     findings.say(
-        "Only a worker imports Celery's worker, and the modules of this package that need it. Where much was imported "
-        "before, a full garbage collection of that may fall into the import: the second row shows one."
+        "Only a worker imports Celery's worker, and the modules of this package that need it. If much was imported "
+        "before, a full garbage collection may happen during the import: the second row shows one."
     )
 
 

@@ -55,8 +55,8 @@ def main(findings: Findings) -> None:
     report.show()
     findings.say(
         "With client and server on one CPU, the kernel runs the server as soon as a command is written, whether or not "
-        "the client waits for the reply, and each time the task's code leaves the CPU's caches. How much that costs "
-        "depends on the machine, so the bound there is relative to the commands alone."
+        "the client waits for the reply, and each time that drives the task's code out of the CPU's caches. How much "
+        "that costs depends on the machine, so the bound there is relative to the commands alone."
     )
     added = {
         "two bare EVALSHA calls": results["calls"],

@@ -64,7 +64,7 @@ def main(findings: Findings) -> None:
     findings.say(
         "**How it grows.** In proportion to the messages: each one runs right after the one before it, and takes the "
         "same few commands, however many wait and for however long. While a message waits, nothing is sent to the "
-        "broker except once in half a visibility timeout, and its worker checks the key once a minute."
+        "broker except once every half visibility timeout, and its worker checks the key once a minute."
     )
 
 
