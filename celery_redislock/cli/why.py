@@ -113,7 +113,7 @@ class Result(NamedTuple):
                 return "failed", Say.NOT_STORED
             case states.FAILURE, _:
                 return "failed", Say.FAILED
-            case states.RETRY, Retry():  # Celery cancelled the run; after `self.retry()` it is another error, or None
+            case states.RETRY, Retry() if not self.traceback:  # Celery cancelled the run; `self.retry()` stores one
                 return "retry", Say.CANCELLED
             case states.RETRY, _:
                 return ("waiting", Say.HAD_TO_WAIT) if self.is_waiting else ("retry", Say.RETRIES)
@@ -158,8 +158,8 @@ class Why:
         for lock in {what["lock"] or what.get("reserved") for _, what in seen} - {None}:
             yield from map(self._row, (row for row in self._locks.of(lock) if row.calls and self._is_mine(row)))
         # Celery 5.7 stores a revoke at once, even if the task runs in a worker that does not answer.
-        is_over = result.has_ended and result.reason != "revoked"
-        rows = [] if seen or is_over else [row for row in self._locks.all() if self._is_mine(row)]
+        all_rows = () if seen or (result.has_ended and result.reason != "revoked") else self._locks.all()
+        rows = [one for one in all_rows if self._is_mine(one) and (one.state in RUNNING or not result.has_ended)]
         is_stale = bool(seen) or (result.is_waiting and any(row.state in RUNNING for row in rows))
         found = [*(self._in_result(result) if result.has_ended or not is_stale else ()), *self._in_redis(rows)]
         yield from found

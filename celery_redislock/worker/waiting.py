@@ -114,7 +114,8 @@ class WaitingRoom(bootsteps.StartStopStep):
     def _restore_scheduled(self) -> None:
         """If the connection is lost, have the messages with an eta redelivered. Celery 5.7 is about to forget them."""
         lost = () if self._parent.connection else worker_port.listed(getattr(state, "scheduled_requests", WeakSet()))
-        self._handover.restore([*filter(run_of, lost)])
+        # Another worker in this process may have some too, from RabbitMQ, whose channels have no such attribute.
+        self._handover.restore([one for one in lost if run_of(one) and hasattr(one.message.channel, "qos")])
 
     def _let_go_of_all(self, channel: Any = None) -> None:
         """Take out all messages that wait here, if any, and let them wait somewhere else."""

@@ -13,7 +13,9 @@ from uuid import uuid4
 
 import pytest
 from celery import chain
+from celery.app.trace import build_tracer
 from celery.bin.base import CLIContext
+from celery.exceptions import Retry
 from click.testing import CliRunner
 
 from celery_redislock import Lock
@@ -437,6 +439,27 @@ def test_a_run_that_a_cold_shutdown_has_ended_is_not_said_to_run_again(tasks, wh
     running("item")
     worker.stop(signal.SIGQUIT)
     assert "RUN AGAIN" not in why(lost, Say.CANCELLED)
+
+
+def test_a_task_that_has_caught_its_own_retry_and_retried_again_is_said_to_run_again(app, why):
+    @app.task(bind=True)
+    def retries_twice(self):
+        try:
+            self.retry(countdown=600)
+        except Retry as error:
+            self.retry(exc=error, countdown=600)
+
+    task, task_id = app.tasks[retries_twice.name], str(uuid4())
+    request = {"id": task_id, "task": task.name, "args": (), "kwargs": {}, "delivery_info": {}}
+    assert build_tracer(task.name, task, app=app)(task_id, (), {}, request).info.state == "RETRY"
+    why(task_id, Say.RETRIES)
+
+
+def test_a_job_that_was_revoked_before_it_ran_is_only_said_to_be_revoked(tasks, app, why, start_worker):
+    start_worker(1)
+    job = tasks.job.apply_async(("k", "item"), queue="no worker consumes this")
+    app.backend.mark_as_revoked(job.id, "revoked")  # as a worker of Celery 5.7 does at once
+    assert "NOT STARTED" not in why(job, Say.REVOKED)
 
 
 @counts_on_wake_ups("who waits looks when the lease should have ended")
