@@ -354,7 +354,7 @@ def test_a_thousand_held_locks_in_one_process_are_renewed_in_batches(tasks, star
     assert locks.client.dbsize() >= 1000
     assert calls["evalsha"] <= calls["pexpire"] / 20
     assert ledger.losses() == []
-    assert "is lost" not in worker.output()
+    assert "} is lost" not in worker.output()  # no lock; kombu may lose its connection, as so many runs ack at once
 
 
 def test_a_holder_whose_lock_is_lost_is_told(config, tasks, start, ledger, locks):
