@@ -47,7 +47,7 @@ class Taken(NamedTuple):
 def main(findings: Findings) -> None:
     findings.chapter("The command line")
     table = Table(
-        title=f"cli: {LOCKS:,} locks, as many notes of ended runs, {WAITED:,} locks waited for",
+        title=f"command line: {LOCKS:,} locks, as many notes of ended runs, {WAITED:,} locks waited for",
         title_justify="left",
         caption="GET: how long another client's GET takes meanwhile; the first row is the idle server.",
         caption_justify="left",

@@ -31,13 +31,13 @@ def main(findings: Findings) -> None:
     findings.chapter("The event loop")
     with valkey() as url:
         late = asyncio.run(_measure(url))
-    table = Table(title="event_loop: how late a timer of the loop is", title_justify="left")
+    table = Table(title="event loop: how late a timer of the loop is", title_justify="left")
     for column in ("while", "p50 ms", "p99 ms", "most", "bound", "met"):
         table.add_column(column, justify="left" if column == "while" else "right")
     for name, times in late.items():
         times.sort()
         p50, p99 = (1000 * times[int(len(times) * share)] for share in (0.5, 0.99))
-        met = "" if name == "idle" else findings.judge(f"event_loop: {name}, p99", p99, BOUND, " ms")
+        met = "" if name == "idle" else findings.judge(f"event loop: {name}, p99", p99, BOUND, " ms")
         bound = "" if name == "idle" else f"{BOUND:g}"
         table.add_row(name, f"{p50:.2f}", f"{p99:.2f}", f"{1000 * times[-1]:.1f}", bound, met)
     findings.show(table)

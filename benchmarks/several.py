@@ -50,7 +50,7 @@ def main(findings: Findings) -> None:
     took = max(run.end for run in runs) - min(run.begin for run in runs)
     busiest = max(Counter(account for pair in pairs for account in pair).values())
     ideal = SECONDS * max(busiest, TRANSFERS / SLOTS)
-    met = findings.judge("several locks: time of the transfers, next to the ideal", round(took / ideal, 2), BOUND)
+    met = findings.judge("several locks: time of the transfers, relative to the ideal", round(took / ideal, 2), BOUND)
     table.add_row(
         "the ideal: the busiest account's transfers in turn, or all on the processes", f"{ideal:.1f} s", "", ""
     )
