@@ -265,7 +265,7 @@ class LockStore(Sender):
         reply, _, _ = self.ask(commands.stand(demand, room, rank, next_rank, number))
         if reply[0] != Tag.CALLED:
             return Conflict.of(reply)
-        return Called(reply[1] / 1000 if len(reply) > 1 else None)
+        return Called(reply[1], reply[2] / 1000 if len(reply) > 2 else None)
 
     def leave(self, demand: Demand, room: Token) -> bool:
         """Take a room out of the line of the key. If the key was offered to the room, the next room gets the offer.

@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
-from celery_redislock.protocol.names import Demand, is_line
+from celery_redislock.protocol.names import FIRST_TURN, Demand, is_line
 from celery_redislock.protocol.replies import Called, Conflict
 
 from .waiters import Waiter, is_ready
@@ -73,9 +73,10 @@ class Ordered(Generic[T]):
         before, after = range(at - 1, -1, -1), range(at + 1, len(self))
         return (self._sorted[one][-1] for one in before), (self._sorted[one][-1] for one in after)
 
-    def before(self, place: Any) -> list[T]:
-        """The items whose places are below `place`, in order."""
-        return [item for *_, item in self._sorted[: bisect_left(self._sorted, (place,))]]
+    def between(self, least: Any, below: Any) -> list[T]:
+        """The items whose places are at least `least`, and below `below`, in order."""
+        start, end = (bisect_left(self._sorted, (place,)) for place in (least, below))
+        return [item for *_, item in self._sorted[start:end]]
 
     def first(self, count: int) -> list[T]:
         """The first `count` items, or fewer."""
@@ -158,8 +159,7 @@ class Line:
         """Remove `waiter` if it is here."""
         self.waiters.discard(waiter)
         self.watching.pop(waiter, None)
-        share = waiter.demand.share
-        if share is not None and share.digest in self._groups:
+        if (share := waiter.demand.share) is not None and share.digest in self._groups:
             self._groups[share.digest].discard(waiter)
             if not self._groups[share.digest]:
                 del self._groups[share.digest]
@@ -186,9 +186,19 @@ class Line:
     @property
     def must_enter(self) -> bool:
         """Whether the room, which has no slot, must enter the line so that no later waiter overtakes its first one."""
-        is_fresh = time.monotonic() < self.refreshed + REFRESHED
-        is_there = is_fresh and self.rank is not None and self.rank <= self.first.rank
-        return not is_there and not self.has_declined
+        is_there = self.rank is not None and self.rank <= self.first.rank
+        return not (is_there and time.monotonic() < self.refreshed + REFRESHED) and not self.has_declined
+
+    def moves_up(self, now: int) -> bool:
+        """Move up the waiters whose ranks are ahead of the server's clock, which was set back; return whether any are.
+
+        Otherwise those who come later would go before them. A waiter that needs several keys keeps its rank: its calls
+        bear it. `now` is the server's time in microseconds.
+        """
+        for one in (ahead := [one for one in self.waiters.between((now + 1,), (FIRST_TURN,)) if not one.wants]):
+            one.rank = now  # type: ignore[misc] # as in `_put_in_group`
+            self.waiters.put(one, (now, one.published))
+        return bool(ahead)
 
     def look_in(self, reply: Conflict | Called, look_every: float | None, *, hears: bool) -> float:
         """Seconds until the next check of the key while the room stands in line.
@@ -207,11 +217,9 @@ class Line:
         if look_every is not None and any(one.since is None for one in reply.holders):
             longest = min(longest, look_every)
         if self.watching:
-            watched = time.monotonic() - self._watched_since
-            longest = min(longest, max(WATCHED[0], min(watched, WATCHED[1])))
-        if reply.ttl is None:
-            return longest
-        return min(longest, reply.ttl + (SPENT_MARGIN if reply.is_spent else margin()))
+            longest = min(longest, max(WATCHED[0], min(time.monotonic() - self._watched_since, WATCHED[1])))
+        after = SPENT_MARGIN if reply.is_spent else margin()
+        return longest if reply.ttl is None else min(longest, reply.ttl + after)
 
 
 def margin() -> float:
@@ -301,7 +309,7 @@ class Lines:
 
     def time_is_up(self) -> list[Waiter]:
         """Make the lines due whose time has come; return the waiters whose deadline has passed."""
-        over = self._timers.before(time.monotonic())
+        over = self._timers.between(-math.inf, time.monotonic())
         for one in over:
             self._timers.discard(one)
             if isinstance(one, Line):

@@ -432,6 +432,8 @@ class Room:
 
     def _let_start(self, line: Line, reply: Conflict | Called) -> None:
         """Start the waiters that need not wait for their turn, now that the key has the holders in `reply`."""
+        if line.moves_up(reply.now):
+            self._lines.within(line, 0.0)  # tell the server at once
         if isinstance(reply, Called) and line.watching and line.demand.capacity > 1:
             reply = self._store.look(line.demand) or reply
         holders = reply.holders if isinstance(reply, Conflict) else ()

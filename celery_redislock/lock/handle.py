@@ -352,10 +352,8 @@ class Handle:
         if held is None:
             return None
         check_fence(held, self._fence)
-        entry = entry or self._entry()
-        if entry is not None and entry.held is held:  # this object has entered that lock before
-            return entry
-        return Entry(held, server, is_own=False)
+        entry = entry or self._entry()  # the latter if this object has entered that lock before
+        return entry if entry is not None and entry.held is held else Entry(held, server, is_own=False)
 
     def _held_around(self, store: LockStore) -> HeldLock | None:
         """The lock on this key that surrounding code, such as a task's run, already holds. Subclasses override this."""

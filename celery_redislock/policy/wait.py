@@ -81,9 +81,7 @@ def wait(message: Facts, holder: LockInfo, options: LockOptions) -> Skip | Fail 
     """
     if message.has_expired:
         return Skip(Skipped.EXPIRED)
-    if options.wait_for is not None and message.waited >= options.wait_for:
-        return Fail(is_late=True)
-    return Wait()
+    return Fail(is_late=True) if options.wait_for is not None and message.waited >= options.wait_for else Wait()
 
 
 def _end(message: Message, holder: LockInfo, conflict: Conflict, policy: str, reason: Reason, **changes: Any) -> None:

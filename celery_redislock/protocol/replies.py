@@ -85,6 +85,8 @@ class Conflict(NamedTuple):
 class Called(NamedTuple):
     """The reply to a room that stands in line: its first waiter is called."""
 
+    now: int
+    """The server's clock at the reply, in microseconds."""
     ttl: float | None
     """With a rate: seconds until the room checks the line again; None without."""
 

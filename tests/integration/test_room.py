@@ -205,6 +205,24 @@ def test_those_of_several_rooms_come_by_rank(make_room, running, store, holder, 
     assert client.keys() == []
 
 
+def test_who_waits_while_the_servers_clock_is_set_back_comes_before_who_comes_later(make_room, running, client):
+    """Ranks are times of that clock: here the ranks are an hour ahead instead."""
+    first, second = make_room(), make_room()
+    seconds, _ = client.time()
+    early, late, last = [Guest((seconds + ahead) * 1_000_000) for ahead in (3600, 3601, 0)]
+    enter(first, early, late)
+    in_line(client, first)
+    wait_until(lambda: client.zscore(LINE, first.token) < (seconds + 60) * 1_000_000, "the room is told the time")
+    seconds, microseconds = client.time()
+    last.rank = seconds * 1_000_000 + microseconds
+    enter(second, last)
+    in_line(client, first, second)
+    running.release()
+    assert early.comes()
+    assert first.waiting() == [late]
+    assert late.rank <= last.rank
+
+
 def test_who_finds_the_key_free_is_called_at_once(room, client):
     guest = Guest(10)
     room.enter(guest)

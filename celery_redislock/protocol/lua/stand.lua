@@ -10,8 +10,8 @@
 -- ARGV[3]  the rank of the room's next waiter with the same capacity; empty if there is none; or "enter": the first
 --          waiter cannot start yet
 --
--- Returns called: the first waiter is called; the key is kept until that waiter acquires it, for a few seconds at most
---         {called, milliseconds}: the same, if permits are spent; and when to check for the next waiter
+-- Returns {called, now}: the first waiter is called; the key is kept until it acquires it, for a few seconds at most
+--         {called, now, milliseconds}: the same, if permits are spent; and when to check for the next waiter
 --         {conflict, ...}, as `refused` in the prelude: the key is held by others, or kept for another; the room stands
 --         in line
 --         entered: the room stands in line. Nothing is offered, even if the key is free: this room could not use it,
@@ -84,7 +84,7 @@ local is_rate = false
 for _, value in ipairs(values) do
   is_rate = is_rate or state_of(value) == SPENT
 end
-if mine and not is_rate then return 'called' end
+if mine and not is_rate then return {'called', now()} end
 local rooms, later = is_rate and redis.call('ZRANGE', line, 0, -1) or {}, 0
 for before, other in ipairs(rooms) do
   if other == room then later = OFFER_MS * (before - 1) end
@@ -93,6 +93,6 @@ if mine then values[mine] = called end
 local reply = refused('conflict', 0, names, values, 1, #names, later)
 if mine then
   if rooms[1] and rooms[1] ~= room then hint(rooms[1], 'in' .. reply[2] - later, lock) end
-  return {'called', reply[2]}
+  return {'called', now(), reply[2]}
 end
 return reply
