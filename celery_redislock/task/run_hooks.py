@@ -95,7 +95,9 @@ def before_body(
     except BaseException as error:
         if (refused := execution_of(request)) is not None:
             refused.refusal = error
-        if isinstance(error, Exception) and not isinstance(error, Ignore | Reject):
+        if isinstance(error, Ignore | Reject):
+            error.__traceback__ = None  # Celery formats and copies each of its frames twice
+        elif isinstance(error, Exception):
             report(task, request, error)
         raise
     _report_begin(message.delivery)
@@ -120,10 +122,8 @@ def report(task: Task[..., Any], request: Context, error: Exception) -> None:
 
     Celery also logs the error, right after this line.
     """
-    if task.throws and isinstance(error, task.throws):
-        return
     execution = execution_of(request)
-    if request.is_eager or (execution is not None and execution.joined is not None):
+    if isinstance(error, task.throws or ()) or request.is_eager or (execution and execution.joined is not None):
         return  # an eager run's caller gets the error; a joined task's error came from its own body
     about = fields("failed", task=task.name, task_id=request.id, key=(execution and execution.key) or None)
     name = run_named(task.name, request.id)
