@@ -148,8 +148,7 @@ class Line:
         mine.put(waiter, waiter.published)
         before, after = mine.around(waiter)
         older = [*itertools.takewhile(lambda one: one.rank > waiter.rank, before)]
-        newer = [*itertools.takewhile(lambda one: one.rank < waiter.rank, after)]
-        moved = [*reversed(older), waiter, *newer]
+        moved = [*reversed(older), waiter, *itertools.takewhile(lambda one: one.rank < waiter.rank, after)]
         for one, rank in zip(moved, sorted(one.rank for one in moved), strict=True):
             if one.rank != rank:
                 one.rank = rank  # type: ignore[misc] # each subclass has a slot or a dict for it

@@ -247,8 +247,7 @@ def running_loop() -> AbstractEventLoop | None:
         return None
     # To asyncio, all gevent greenlets are one thread, so this may be the loop of another greenlet. The `_thread_id` of
     # an asyncio loop is the id of the greenlet that runs it. (A uvloop loop has no such attribute.)
-    runs_in = getattr(loop, "_thread_id", None)
-    return loop if runs_in in {None, threading.get_ident()} else None
+    return loop if getattr(loop, "_thread_id", None) in {None, threading.get_ident()} else None
 
 
 def in_loop(made: dict[AbstractEventLoop, T], make: Callable[[], T]) -> T:

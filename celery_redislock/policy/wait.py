@@ -108,8 +108,7 @@ def sleep_until_due(message: Message, due: NotDue) -> None:
     """
     text = f"not due yet; it runs in {due.due_in:.2f} s unless another call is merged into it"
     verdict = Verdict("lock_debounce", Waiting.NOT_DUE, text)
-    about = message.fields("not_due", key=message.demand.key)
-    logger.info("%s: %s", message.name, text, extra=about)
+    logger.info("%s: %s", message.name, text, extra=message.fields("not_due", key=message.demand.key))
     rank, seconds, options = message.header.rank_at(due.now), due.due_in, message.options
     if options.arguments == "all" and options.debounce:
         # With its last call, a full ticket is due at once. The hint that tells its room so may be lost.

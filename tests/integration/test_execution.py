@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from unittest import mock
 
 import pytest
+from billiard.einfo import Traceback
 from celery.app.trace import build_tracer, trace_task
 from celery.exceptions import Ignore, SoftTimeLimitExceeded
 from redis.connection import AbstractConnection as Connection
@@ -106,6 +107,19 @@ def test_from_the_hook_to_redis_py_a_run_goes_through_at_most_eight_frames_of_ou
     acquiring = [stack[1:] for stack in stacks if stack[1:2] == ["before_start"]]
     assert acquiring
     assert [stack for stack in acquiring if len(stack) > 8] == []
+
+
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")  # of redis-py, to Celery
+def test_a_run_that_a_policy_ends_leaves_no_frames_for_the_garbage_collector(deliver, held):
+    """Celery copies those of the traceback: thousands of objects, in a cycle with the frames themselves."""
+    held("lab.on_skip")
+    gc.collect()
+    gc.disable()
+    try:
+        assert deliver("lab.on_skip", "k")[0] == "IGNORED"
+        assert [one for one in gc.get_objects() if isinstance(one, Traceback)] == []
+    finally:
+        gc.enable()
 
 
 def test_a_time_limit_that_strikes_while_an_ignored_run_is_released_changes_no_outcome(
