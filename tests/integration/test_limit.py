@@ -256,7 +256,7 @@ class TestARoom:
         take("b")
         store.stand(TWO, room, 10, None)
         store.release(TWO, holder)
-        assert [store.stand(TWO, room, 10, None) for _ in range(2)] == [Called(None)] * 2
+        assert all(isinstance(store.stand(TWO, room, 10, None), Called) for _ in range(2))
         assert permits() == {1: "offered", 2: "b"}
 
     def test_that_asks_twice_does_not_stand_in_line_beside_the_permit_that_its_next_waiter_is_offered(
