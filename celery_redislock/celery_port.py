@@ -78,7 +78,9 @@ def declared_by(app: Celery) -> Iterator[Any]:
 
 
 def maker_of_task() -> tuple[Literal["app.task", "shared_task"] | None, Any]:
-    """Which decorator made the task that is being bound, and from which function; None if unknown.
+    """Which decorator made the task that is being bound; None if unknown. For `app.task`, also from which function.
+
+    For `shared_task`, also whether it defines the task just now: it binds it at once to each app that is finalized.
 
     Celery binds a task to every app of the process, and the task's class does not say where it comes from: only the
     call stack does.
@@ -91,8 +93,8 @@ def maker_of_task() -> tuple[Literal["app.task", "shared_task"] | None, Any]:
     match frame and (frame.f_globals.get("__name__"), frame.f_code.co_name):
         case "celery.app.base", "cons":
             return "app.task", frame.f_locals["fun"] if frame else None
-        case "celery.app", _:
-            return "shared_task", None
+        case "celery.app", caller:
+            return "shared_task", caller == "__inner"
     return None, None
 
 

@@ -161,6 +161,30 @@ except LockConfigError as error:
     assert "second" not in line
 
 
+def test_a_shared_task_may_be_defined_after_an_app_that_is_none_of_its_own_was_finalized(project):
+    """pytest-celery makes such an app, ``celery_test_app``, in each process of pytest that it is installed for."""
+    program = """
+import os
+from celery import Celery, shared_task
+plugins = Celery("celery_test_app")
+plugins.finalize()
+from celery_redislock import LockConfigError, LockedTask
+
+@shared_task(base=LockedTask, bind=True, name="report")
+def report(self, day):
+    return self.lock.state
+
+try:
+    plugins.tasks["report"].delay("monday")
+except LockConfigError as error:
+    print("in the app 'celery_test_app'" in str(error))
+app = Celery("shop", broker=os.environ["REDIS_URL"], backend=os.environ["REDIS_URL"])
+app.set_default()
+print(report.apply(("monday",)).get())
+"""
+    assert project.run("-c", program).splitlines() == ["True", "held"]
+
+
 def test_shared_tasks_fail_early_in_the_only_app_and_in_the_default_one(project):
     (project.folder / "shop.py").write_text(WITH_SHARED_TASKS.replace("broker=REDIS_URL, backend=REDIS_URL", ""))
     project.env["REDIS_URL"] = ""
