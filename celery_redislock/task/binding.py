@@ -186,8 +186,8 @@ def is_given(app: Celery) -> bool:
         case "app.task":  # the decorator of any app, this one included
             return not any(declared is made for declared in celery_port.declared_by(app))
         case "shared_task":
-            others = (other for other in celery_port.all_apps() if other is not app)
-            return not (celery_port.is_default(app) or (all(map(is_nobodys, others)) and (has_server(app) or not made)))
+            is_alone = all(is_nobodys(other) for other in celery_port.all_apps() if other is not app)
+            return not celery_port.is_default(app) and not (is_alone and (has_server(app) or not made))
     return False
 
 

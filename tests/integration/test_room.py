@@ -223,6 +223,22 @@ def test_who_waits_while_the_servers_clock_is_set_back_comes_before_who_comes_la
     assert late.rank <= last.rank
 
 
+def test_who_waited_without_a_slot_while_the_servers_clock_was_set_back_moves_up_with_the_first_call(
+    room, running, client
+):
+    """Where each call finds the key free, the room never meets a conflict."""
+    seconds, _ = client.time()
+    old, new = [Guest((seconds + ahead) * 1_000_000) for ahead in (3600, 0)]
+    old.has_slot = new.has_slot = False
+    enter(room, old, new)
+    in_line(client, room)
+    running.release()
+    wait_until(lambda: client.keys() == [], "the room declines the key, and leaves the line")
+    new.has_slot = True
+    assert new.comes()
+    wait_until(lambda: old.rank < (seconds + 60) * 1_000_000, "the other moves up")
+
+
 def test_who_finds_the_key_free_is_called_at_once(room, client):
     guest = Guest(10)
     room.enter(guest)
