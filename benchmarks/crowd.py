@@ -70,7 +70,7 @@ def main(findings: Findings) -> None:
     findings.show(table)
     findings.say(
         "**How it grows.** A waiting message takes about as much memory as a message with an eta, in the main process "
-        "of its worker, and none in Redis. `redislock_waiting_limit` bounds how many one worker keeps."
+        "of its worker, and none in Redis. `redislock_waiting_limit` bounds how many wait in one worker."
     )
 
 
