@@ -24,6 +24,7 @@ from celery_redislock.app import server_of
 from celery_redislock.connection.store import LockStore
 from celery_redislock.message import message
 from celery_redislock.message.header import Header
+from celery_redislock.policy import Ended
 from celery_redislock.protocol import commands, tokens
 from celery_redislock.protocol.names import NOTE, Demand, keys_of
 from celery_redislock.protocol.scripts import ACQUIRE, RELEASE
@@ -110,14 +111,18 @@ def test_from_the_hook_to_redis_py_a_run_goes_through_at_most_eight_frames_of_ou
 
 
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")  # of redis-py, to Celery
-def test_a_run_that_a_policy_ends_leaves_no_frames_for_the_garbage_collector(deliver, held):
+def test_a_run_that_a_policy_ends_leaves_no_frames_for_the_garbage_collector_or_the_main_process(deliver, held):
     """Celery copies those of the traceback: thousands of objects, in a cycle with the frames themselves."""
     held("lab.on_skip")
     gc.collect()
     gc.disable()
     try:
-        assert deliver("lab.on_skip", "k")[0] == "IGNORED"
+        state, outcome = deliver("lab.on_skip", "k")
+        assert state == "IGNORED"
+        assert "duplicate of a lock outside tasks" in outcome.traceback
         assert [one for one in gc.get_objects() if isinstance(one, Traceback)] == []
+        del outcome
+        assert [one for one in gc.get_objects() if isinstance(one, Ended)] == []
     finally:
         gc.enable()
 
