@@ -157,22 +157,19 @@ def _address_of(app: Celery) -> tuple[str, dict[str, Any], str]:
     return source.url, {**source.options, **resolve_settings(settings_of(app)).client_options}, source.setting
 
 
-def has_server(app: Celery) -> bool:
-    """Whether one of the app's settings names a lock server."""
-    try:
-        source_of(app.conf)
-    except LockConfigError:
-        return False
-    return True
-
-
 def is_nobodys(app: Celery) -> bool:
     """Whether Celery made `app` by itself and no one configured it: none of its settings names a lock server.
 
     Celery makes such an app if something asks for an app before the user's own exists, as gevent and eventlet do while
     they patch the process. Every shared task is bound to that app too, as soon as the task is defined.
     """
-    return app.main == "default" and not app.set_as_current and not has_server(app)  # type: ignore[attr-defined]
+    if app.main != "default" or app.set_as_current:  # type: ignore[attr-defined]
+        return False
+    try:
+        source_of(app.conf)
+    except LockConfigError:
+        return True
+    return False
 
 
 def command_time_of(app: Celery) -> float:

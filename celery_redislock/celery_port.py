@@ -80,7 +80,7 @@ def declared_by(app: Celery) -> Iterator[Any]:
 def maker_of_task() -> tuple[Literal["app.task", "shared_task"] | None, Any]:
     """Which decorator made the task that is being bound; None if unknown. For `app.task`, also from which function.
 
-    For `shared_task`, also whether it defines the task just now: it binds it at once to each app that is finalized.
+    For `shared_task`, also whether it defines the task just now: Celery binds it at once to each app that is finalized.
 
     Celery binds a task to every app of the process, and the task's class does not say where it comes from: only the
     call stack does.

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from celery import Celery, Task
 
 from celery_redislock import celery_port
-from celery_redislock.app import has_server, is_nobodys
+from celery_redislock.app import is_nobodys
 from celery_redislock.errors import LockConfigError, LockConflict, LockLost, LockReplaced
 from celery_redislock.options import ATTRIBUTES
 from celery_redislock.policy.raise_ import expect
@@ -178,8 +178,8 @@ def is_given(app: Celery) -> bool:
     """Whether the task being bound to `app` was defined for another app, and Celery shares it with this one.
 
     A shared task belongs to all apps equally. It counts as another app's if another app is set up, unless `app` is the
-    default app, as a worker's app is. So does one that is defined after `app` was finalized without a lock server: its
-    own app may be made later, and `app` may be that of a pytest plugin.
+    default app, as a worker's app is. So does one that is defined after `app` was finalized without a broker: such an
+    app may be that of a pytest plugin, and the task's own app may be made later.
     """
     maker, made = celery_port.maker_of_task()
     match maker:
@@ -187,7 +187,7 @@ def is_given(app: Celery) -> bool:
             return not any(declared is made for declared in celery_port.declared_by(app))
         case "shared_task":
             is_alone = all(is_nobodys(other) for other in celery_port.all_apps() if other is not app)
-            return not celery_port.is_default(app) and not (is_alone and (has_server(app) or not made))
+            return not celery_port.is_default(app) and not (is_alone and (app.conf.broker_url or not made))
     return False
 
 

@@ -200,6 +200,21 @@ except LockConfigError as error:
         assert "so there is no server for the locks" in project.run("-c", only.format(begin=begin))
 
 
+def test_shared_tasks_fail_early_in_the_only_app_though_it_was_finalized_before(project):
+    (project.folder / "shop.py").write_text(WITH_SHARED_TASKS.replace('app = Celery("shop", ', "dict("))
+    program = """
+from celery import Celery
+from celery_redislock import LockConfigError
+app = Celery("early", broker="memory://")
+app.finalize()
+try:
+    import shop
+except LockConfigError as error:
+    print(error)
+"""
+    assert "so there is no server for the locks" in project.run("-c", program)
+
+
 @pytest.mark.parametrize("kind", ["current", "library"])
 @pytest.mark.parametrize("begin", ["shop.app.finalize()", ""], ids=["finalized", "not finalized"])
 def test_a_second_app_is_checked_for_shared_tasks_when_it_uses_them(project, begin, kind):
