@@ -238,7 +238,7 @@ class RunCounts:
         if isinstance(error, LockConflict) or (isinstance(error, Ended) and error.verdict.reason.is_conflict):
             with self._counting:
                 self.conflicts += 1
-        elif isinstance(error, Ended) and not error.verdict.reason.has_run:
+        elif isinstance(error, Ended) and error.verdict.policy == "lock_on_outage":
             self._was_sent_back()
 
     def _was_sent_back(self) -> None:

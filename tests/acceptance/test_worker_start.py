@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 
 import pytest
 
@@ -96,6 +97,18 @@ def test_while_runs_are_sent_back_the_main_process_says_how_many(config, lock_pr
         assert 1 <= int(seconds) < 20
     lock_proxy.mend()
     assert [result.get(timeout=20) for result in results] == [0, 1, 2]
+
+
+def test_debounced_messages_that_sleep_until_they_are_due_are_not_said_to_be_sent_back(config, tasks, start_worker):
+    config.settings["lab_reminder"] = 0.5
+    worker = start_worker(1)
+    for key in range(3):
+        first = tasks.debounced.delay(key, "first")
+        time.sleep(0.3)
+        tasks.debounced.delay(key, "last")
+        assert first.get(timeout=20) == "last"
+    assert worker.output().count("not due yet") >= 3
+    assert lines_of(worker, "WARNING") == []
 
 
 def test_an_option_of_another_plugin_is_said_once_in_the_log_file_of_a_worker(config, tmp_path):
