@@ -27,8 +27,9 @@ logger = logging.getLogger(__name__)
 SHORTEST_PAUSE, LONGEST_PAUSE, LONGEST_PAUSE_WHILE_FULL = 1.0, 30.0, 300.0
 
 
-#: How many times a message that collects calls looks, in one debounce, whether it has all that it can have.
-LOOKS_IN_A_DEBOUNCE = 10
+#: How many times a message that collects calls looks, in one debounce, whether it has all that it can have; and after
+#: how many seconds another debounced message looks again, unless the debounce is longer.
+LOOKS_IN_A_DEBOUNCE, LOOK_AGAIN = 10, 60.0
 
 
 class Waiting(Reason):
@@ -109,10 +110,11 @@ def sleep_until_due(message: Message, due: NotDue) -> None:
     text = f"not due yet; it runs in {due.due_in:.2f} s unless another call is merged into it"
     verdict = Verdict("lock_debounce", Waiting.NOT_DUE, text)
     logger.info("%s: %s", message.name, text, extra=message.fields("not_due", key=message.demand.key))
-    rank, seconds, options = message.header.rank_at(due.now), due.due_in, message.options
-    if options.arguments == "all" and options.debounce:
-        # With its last call, a full ticket is due at once. The hint that tells its room so may be lost.
-        seconds = min(seconds, max(1.0, options.debounce / LOOKS_IN_A_DEBOUNCE))
+    rank, debounce = message.header.rank_at(due.now), message.options.debounce
+    # With its last call, a ticket that collects calls is full and due at once. The hint that tells its room so may be
+    # lost. Another ticket that is not due within a debounce may be due sooner: a clock that was set back is put right.
+    looks, least = (LOOKS_IN_A_DEBOUNCE, 1.0) if message.options.arguments == "all" else (1, LOOK_AGAIN)
+    seconds = min(due.due_in, max(least, debounce / looks)) if debounce else due.due_in
     if (header := message.wait(rank=rank, sleeps=True)) is not None:
         raise Ended(verdict._replace(place=Place(message.demand, header, sleeps_for=seconds)))
     if message.send_back(seconds, rank=rank, sleeps=True):

@@ -116,6 +116,22 @@ def test_a_call_that_waits_for_no_time_runs_at_once_after_the_clock_was_set_back
     assert ledger.items() == ["last"]
 
 
+def test_a_debounced_call_runs_soon_after_the_clock_that_was_set_back_is_put_right(
+    config, tasks, start_worker, locks, ledger
+):
+    """Here the time when it is due is moved, instead of the clock."""
+    config.settings["lab_look_again"] = 1.0
+    tasks.debounced.delay("k", "first")
+    last = tasks.debounced.delay("k", "last")
+    pending = keys_of(tasks.debounced.lock_for("k").name).pending
+    locks.client.hincrby(pending, "due", 3_600_000_000)
+    worker = start_worker(1)
+    wait_until(lambda: "not due yet" in worker.output(), "it sleeps")
+    locks.client.hincrby(pending, "due", -3_600_000_000)
+    assert last.get(timeout=PATIENCE) == "last"
+    assert ledger.items() == ["last"]
+
+
 @on_every_broker
 @pytest.mark.parametrize(("name", "last"), [("debounced_brief", ["last"]), ("collected_brief", ["first", "last"])])
 def test_a_ticket_that_is_not_due_keeps_its_place_longer_than_lock_queue_ttl(

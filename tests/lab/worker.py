@@ -19,6 +19,7 @@ from kombu.transport import pyamqp
 from celery_redislock import LockInfo
 from celery_redislock.hold.held_lock import HeldLock
 from celery_redislock.line import room
+from celery_redislock.policy import wait
 from celery_redislock.signals import lock_conflict, lock_lost
 from celery_redislock.worker import early_acks, remote_control, waiting
 from celery_redislock.worker.waiting import WaitingRoom
@@ -35,6 +36,7 @@ announce()
 config = Config.from_env()
 app = make_app(config)
 remote_control.REMIND_EVERY = config.settings.get("lab_reminder", remote_control.REMIND_EVERY)
+wait.LOOK_AGAIN = config.settings.get("lab_look_again", wait.LOOK_AGAIN)
 room.STARVES_AFTER = config.settings.get("lab_starves_after", room.STARVES_AFTER)
 if config.settings.get("lab_long_offers"):
     offers.lengthen()
