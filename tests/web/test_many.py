@@ -52,3 +52,17 @@ def test_a_thousand_waiting_messages_are_listed_in_their_order_with_their_worker
     assert re.search(r"is held by task [\w-]+ on w\d@lab, since ", page.inner_text("main"))
     page.goto(address_of(url, "/waiting", q=ids[700]))
     assert column(page, 1) == ["701"]
+
+
+def test_more_waiting_messages_than_are_listed_are_counted_and_can_be_dropped(scene, url, visit, monkeypatch):
+    monkeypatch.setattr("celery_redislock.web.snapshot.MOST_LISTED", CROWD - 1)
+    key = scene.task("work").lock_for("crowd").name
+    page = visit(f"{url}/waiting")
+    see(page, lambda: "None is listed" in page.inner_text("main"), "that there are too many")
+    assert f"{CROWD} messages or processes wait" in page.inner_text("main")
+    assert "No message waits" not in page.inner_text("main")
+    page.goto(address_of(url, "/waiting", q=key))
+    assert "Nothing matches" not in page.inner_text("main")
+    page.goto(address_of(url, "/key", key=key))
+    page.click("text=Drop…")
+    assert f"{CROWD} messages in 2 workers would end as REVOKED" in page.inner_text("main")
