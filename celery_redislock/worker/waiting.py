@@ -327,8 +327,7 @@ class WaitingRoom(bootsteps.StartStopStep):
         return sum(map(self._is_dropped, waiting))
 
     def _is_dropped(self, one: WaitingMessage) -> bool:
-        drop = self._drops.get(one.key)
-        return drop is not None and drop.ends(one)
+        return one.request.is_dropped or ((drop := self._drops.get(one.key)) is not None and drop.ends(one))
 
     def _end_revoked(self, consumer: Any) -> None:
         """Every now and then, end the messages that were revoked or dropped, and have dead children replaced."""

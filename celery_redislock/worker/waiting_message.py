@@ -47,8 +47,9 @@ class Drop(NamedTuple):
 
     def ends(self, one: WaitingMessage) -> bool:
         """Whether a message that waits for the key is dropped. Work that may have begun is not."""
-        is_spared = str(one.request.id) in self.spared or Header.read(one.request.request_dict[HEADER]).begun
-        return one.published <= self.before and time.monotonic() < self.until and not is_spared
+        if one.published > self.before or time.monotonic() >= self.until:  # looked at again and again
+            return False
+        return str(one.request.id) not in self.spared and not Header.read(one.request.request_dict[HEADER]).begun
 
 
 class WorkerPort(Protocol):

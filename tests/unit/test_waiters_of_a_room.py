@@ -7,12 +7,15 @@ import math
 import random
 import time
 import weakref
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from celery_redislock.line.lines import Line, Ordered
 from celery_redislock.line.waiters import Waiter
 from celery_redislock.protocol.names import Demand, Share
+from celery_redislock.worker.waiting_message import Drop
 
 
 class Guest(Waiter):
@@ -151,3 +154,9 @@ def test_a_line_is_checked_when_an_older_waiter_gets_the_smaller_rank_of_one_tha
     line.stand(30)
     assert line.add(Member(20, 20))
     assert line.first.rank == 20
+
+
+def test_a_drop_reads_no_header_of_a_newer_message() -> None:
+    newer: Any = SimpleNamespace(published=2, request=None)
+    assert not Drop(before=1, until=math.inf, spared=()).ends(newer)
+    assert not Drop(before=2, until=time.monotonic(), spared=()).ends(newer)
