@@ -21,11 +21,15 @@ from .testing import embedded_server, empty, moved
 def pytest_collection() -> Iterator[None]:
     """Let tasks be checked at their first use.
 
-    pytest looks at everything in a test module, tasks too, before a fixture gives their app its lock server.
+    pytest looks at everything in a plugin or a test module, tasks too, before a fixture gives their app its lock
+    server.
     """
     collecting = REFUSED.set({})
     yield
     REFUSED.reset(collecting)
+
+
+pytest_sessionstart = pytest_collection  # when it looks at the plugins
 
 
 @pytest.fixture(scope="session")
@@ -46,7 +50,6 @@ def redislock_server(_redislock_url: str) -> Iterator[Callable[[Celery], str]]:
     with ExitStack() as end:
 
         def use(app: Celery) -> str:
-            end.enter_context(moved(app, _redislock_url))
-            return _redislock_url
+            return end.enter_context(moved(app, _redislock_url))
 
         yield use

@@ -148,8 +148,8 @@ def empty(url: str) -> None:
 
 
 @contextmanager
-def moved(app: Celery, url: str) -> Iterator[None]:
-    """Put the locks of `app` on the server at `url`, in this process, until the block ends."""
+def moved(app: Celery, url: str) -> Iterator[str]:
+    """Put the locks of `app` on the server at `url`, in this process, until the block ends. Yields the URL."""
     conf: Any = app.conf
     conf.get("redislock_url")  # loads the settings: a change made before that has no effect
     values = {"url": url, "client_options": {}}  # without the password of the app's own server
@@ -158,7 +158,7 @@ def moved(app: Celery, url: str) -> Iterator[None]:
     changes = {name: values[setting] for setting in values for name in names_of(conf.prefix, setting)}
     with patch.dict(conf.changes, changes), patch.object(app, SERVERS, Servers(), create=True) as servers:
         try:
-            yield
+            yield url
         finally:
             for server in [*servers.values()]:
                 server.stop()

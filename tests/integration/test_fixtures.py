@@ -214,3 +214,53 @@ def test_wrong():
 """,
     )
     assert code == 0, said
+
+
+def test_tasks_of_another_plugin_do_not_have_an_app_checked_before_it_has_a_lock_server(tmp_path):
+    """pytest-celery has shared tasks. pytest looks at them before it collects tests, which finalizes the current app.
+
+    Celery finalizes an app only once, even if that fails: the tasks that are not bound by then are unknown to a worker.
+    """
+    code, said = run_pytest(
+        tmp_path,
+        plugin="""
+from celery import shared_task
+
+
+@shared_task
+def add(x, y):
+    return x + y
+""",
+        shop="""
+from celery import Celery
+from celery_redislock import LockedTask
+
+app = Celery("shop", broker="redis://localhost:6379/0")
+
+
+@app.task(base=LockedTask)
+def reserve(sku: int) -> int:
+    return sku
+""",
+        conftest="""
+import pytest
+from shop import app
+
+pytest_plugins = ["plugin", "celery_redislock.fixtures"]
+app.conf.update(broker_url="memory://", result_backend="cache+memory://")
+
+
+@pytest.fixture(autouse=True)
+def locks(redislock_server):
+    redislock_server(app)
+""",
+        test_shop="""
+import shop
+
+
+def test_a_worker_knows_all_tasks():
+    assert {"shop.reserve", "plugin.add"} <= set(shop.app.tasks)
+    assert shop.reserve.apply((7,)).get() == 7
+""",
+    )
+    assert code == 0, said
