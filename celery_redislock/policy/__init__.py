@@ -100,6 +100,8 @@ class Ended(Ignore):
     def __str__(self) -> str:
         return self.verdict.text
 
+    __repr__ = __str__  # Celery logs it, at INFO, among the data of its own line
+
 
 def waiting_policy(options: LockOptions) -> str:
     """The policy that log lines name for a run that waits for its turn."""

@@ -106,8 +106,7 @@ def on_joining(outcome: Outcome, options: LockOptions, waited: float, *, has_key
         return Joining.END
     if not has_key:
         return Joining.ASK
-    will_run_again = outcome.state == states.RETRY and waited < options.queue_ttl
-    return Joining.COME_BACK if will_run_again else Joining.RUN
+    return Joining.COME_BACK if outcome.state == states.RETRY and waited < options.queue_ttl else Joining.RUN
 
 
 def come_back(message: Message, joins: str) -> None:

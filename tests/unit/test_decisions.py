@@ -360,6 +360,7 @@ def test_each_reason_has_a_row_of_its_own() -> None:
 def test_the_main_process_reads_the_verdict_that_a_child_has_sent(reason: Reason, place: Place | None) -> None:
     verdict = Verdict("wait", reason, "it is held", place)
     error = pickle.loads(pickle.dumps(Ended(verdict)))  # noqa: S301 - its own
+    assert repr(error) == str(error) == verdict.text  # formatters of logs write either
     assert error.verdict == verdict
     assert error.verdict.reason is reason
     assert str(error) == "it is held"
