@@ -46,7 +46,7 @@ REFUSED = "acquire: EXISTS SET MGET PTTL TIME"
 #: A worker's room stands in line; a release offers it the key; it takes the offer, and calls the message.
 STANDS = "stand: ZADD PEXPIRE MGET PTTL TIME"
 OFFERED = "release: EXISTS GET DEL 2 ZRANGE SET ZREM PUBLISH"
-TAKES = "stand: ZADD PEXPIRE MGET ZRANGE SET ZREM"
+TAKES = "stand: ZADD PEXPIRE MGET ZRANGE SET ZREM TIME"
 #: A message that was called is granted the key; its release leaves nobody behind in line.
 IN_ITS_TURN = ["acquire: MGET SET", RELEASED]
 #: From the arrival of a message that waits to its end; the third command is the release of the holder.
