@@ -78,7 +78,7 @@ class Scene:
         self.folder, self.locks, self._stack = folder, locks, stack
         settings = {"worker_prefetch_multiplier": 100}
         urls = broker.celery_url(0), broker.celery_url(1), locks.url()
-        self.config = Config(*urls, str(folder / "ledger"), settings=settings, tasks=["once", "work"])
+        self.config = Config(*urls, str(folder / "ledger"), settings=settings, tasks=["once", "work", "debounced_long"])
         self.ledger = Ledger(folder / "ledger")
         self.app: Celery = make_app(self.config)
         self.workers: list[Worker] = []

@@ -10,6 +10,7 @@ from urllib.parse import urlencode, urlsplit
 
 import pytest
 
+from celery_redislock.protocol.names import keys_of
 from tests.lab.servers import wait_until
 from tests.lab.workers import Worker
 
@@ -218,6 +219,19 @@ def test_the_time_line_shows_what_came_since_the_page_was_started(scene, crowd, 
     assert {"acquired", "released"} <= set(column(page, 2))
     page.goto(address_of(url, "/timeline", q=ended, minutes="15"))
     assert page.locator(".lanes .code").all_inner_texts() == [ended]
+
+
+def test_a_message_that_sleeps_until_it_is_due_is_listed_and_can_be_dropped(scene, crowd, url, visit):
+    task = scene.task("debounced_long")
+    sleeps, _ = [task.delay("k", item) for item in ("first", "last")]
+    key = task.lock_for("k").name
+    scene.locks.client.hincrby(keys_of(key).pending, "due", 3_600_000_000)
+    page = visit(address_of(url, "/key", key=key))
+    see(page, lambda: sleeps.id in page.inner_text("main"), "it is listed")
+    page.click("text=Drop…")
+    assert "1 message in 1 worker would end as REVOKED" in page.inner_text("main")
+    page.click("button")
+    wait_until(lambda: sleeps.state == "REVOKED", "it ends")
 
 
 def test_a_dropped_line_ends_and_its_holder_goes_on(scene, crowd, url, visit, log):
