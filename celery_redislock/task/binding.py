@@ -187,7 +187,7 @@ def is_given(app: Celery) -> bool:
             return not any(declared is made for declared in celery_port.declared_by(app))
         case "shared_task":
             is_alone = all(is_nobodys(other) for other in celery_port.all_apps() if other is not app)
-            return not celery_port.is_default(app) and not (is_alone and (app.conf.broker_url or not made))
+            return not celery_port.is_default(app) and not (is_alone and (app.conf.broker_write_url or not made))
     return False
 
 

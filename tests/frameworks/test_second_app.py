@@ -200,12 +200,13 @@ except LockConfigError as error:
         assert "so there is no server for the locks" in project.run("-c", only.format(begin=begin))
 
 
-def test_shared_tasks_fail_early_in_the_only_app_though_it_was_finalized_before(project):
+@pytest.mark.parametrize("setting", ["broker_url", "broker_write_url"])
+def test_shared_tasks_fail_early_in_the_only_app_though_it_was_finalized_before(project, setting):
     (project.folder / "shop.py").write_text(WITH_SHARED_TASKS.replace('app = Celery("shop", ', "dict("))
-    program = """
+    program = f"""
 from celery import Celery
 from celery_redislock import LockConfigError
-app = Celery("early", broker="memory://")
+app = Celery("early", {setting}="memory://")
 app.finalize()
 try:
     import shop
