@@ -62,7 +62,7 @@ class Excuse(StrEnum):
     STOOD_STILL = "the holder's process stood still past its lease"
     WENT_ON = "the first run went on after it had lost its lock"
     STOOD_STILL_BEFORE_ITS_BODY = "the process stood still between the grant and the body"
-    STOOD_STILL_WITH_THE_MESSAGE = "a worker stood still with the message until the visibility timeout had passed"
+    STOOD_STILL_WITH_THE_MESSAGE = "a worker stood still as it received the message, so it did not know of its copy"
     DATA_LOST = "the lock server lost its data"
     UNREACHABLE = "the lock server could not be reached"
     GIVEN_BACK = "the worker was shutting down when the run ended, and gave the message back unacked"

@@ -21,7 +21,7 @@ from chaos.faults import (
 )
 from chaos.story import SEVERAL, Line, Story
 from chaos.tasks import LEASE, SHARED
-from chaos.windows import ACK, AT_ONCE, CUT_TOLD, LAPSE, MADE_UP_FOR, NEVER, RENEWAL, RESTORED
+from chaos.windows import ACK, AT_ONCE, CUT_TOLD, LAPSE, MADE_UP_FOR, NEVER, RENEWAL, RESTORED, TOO_LATE
 from promises import Excuse
 from tests.lab.ledger import Run
 
@@ -155,17 +155,18 @@ def _end_of_all(story: Story, outage: Line) -> float:
 def _stood_still_as_it_received(story: Story, first: Run, run: Run) -> bool:
     """Whether a worker had taken the message of both from the broker, and only then, and after a stop, noted that.
 
-    Until the stop ended the message was delivered again elsewhere, and that worker did not know of this: its run leaves
-    no note if it is the first, and reads none if it is the second.
+    So it did not know when the message was delivered again elsewhere: its run leaves no note if it is the first, and
+    reads none if it is the second.
     """
     ran = [line["publish"] for line in story.received[run.task_id] if line["at"] <= first.start][-1:]
     for receipt in story.received[run.task_id]:
         if receipt["publish"] not in ran or receipt["at"] > run.start or _deliveries(story, receipt) < 2:
             continue
         sent_at = [line["at"] for line in story.published[run.task_id] if line["publish"] == receipt["publish"]]
+        copied_at = max(line["at"] for line in story.received[run.task_id] if line["publish"] == receipt["publish"])
         for stop in story.strikes((STOP_WORKER,), max(sent_at, default=NEVER), receipt["at"]):
             is_noted = stop["worker"] == receipt["worker"] and receipt["at"] <= stop["until"] + AT_ONCE
-            if is_noted and stop["until"] - max(sent_at) >= RESTORED:
+            if is_noted and stop["until"] - max(sent_at) >= TOO_LATE and copied_at - max(sent_at) >= RESTORED:
                 return True
     return False
 

@@ -11,6 +11,7 @@ import math
 from celery_redislock.line.lines import OFFERED_FOR
 from celery_redislock.line.listener import LOOK_EVERY, SILENCE
 from celery_redislock.line.room import LEAVING
+from celery_redislock.message.republish import OVERDUE
 from chaos.stage import VISIBILITY
 from chaos.tasks import LEASE
 
@@ -36,6 +37,8 @@ IN_QUEUE, NEARBY = 3.0, 5.0
 IN_WORKER = 10.0
 #: The visibility timeout counts from when kombu has taken a message; the worker notes the receipt after that.
 RESTORED = VISIBILITY - AT_ONCE
+#: A worker that notes the receipt so late does not know that its message is due to be delivered again.
+TOO_LATE = (1 - OVERDUE) * VISIBILITY
 #: The coroner looks every 0.02 s, and may be late to write down what it sees.
 DEATH_NOTED = 0.03
 #: A wake-up takes milliseconds. Where it is lost, the key is kept for a second for a room that does not come, and the

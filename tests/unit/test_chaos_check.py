@@ -402,6 +402,22 @@ class TestRunsAgain:
         book.fault(STOP_WORKER, 3.0, until, pids=[stopped], worker=stopped)
         assert broken() == ([] if excused else self.AGAIN)
 
+    @pytest.mark.parametrize(
+        ("until", "copied_at", "excused"),
+        [(7.8, 8.2, True), (3.4, 8.2, False), (7.8, 7.85, False)],
+        ids=["most of the timeout", "a moment", "copied for another reason"],
+    )
+    def test_one_that_stood_still_as_it_received_a_message_does_not_know_when_its_copy_is_due(
+        self, book, broken, until, copied_at, excused
+    ):
+        book.sent("a", at=3.1, received=False)
+        for worker, at in ((99, until + 0.1), (OTHER, copied_at)):
+            book.ledger.write({"event": "received", "task_id": "a", "publish": "a 3.1", "worker": worker, "at": at})
+        book.run("a", 8.0, 8.5)
+        book.run("a", 8.6, 8.7, pid=OTHER)
+        book.fault(STOP_WORKER, 3.2, until, pids=[99], worker=99)
+        assert broken() == ([] if excused else self.AGAIN)
+
     def test_a_cut_during_a_run_excuses_nothing(self, book, broken):
         book.sent("a", at=0.9)
         book.run("a", 1, 4)
