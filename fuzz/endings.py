@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from celery import states
 
 from chaos import missing
@@ -13,6 +15,7 @@ from chaos.windows import ACK, AT_ONCE, MADE_UP_FOR, NEVER
 from fuzz.facts import Accepted, Body, Facts
 from fuzz.options import LONGEST
 from promises import Excuse
+from tests.lab.ledger import Run
 
 #: What ends a process in the middle of its work.
 KILLS = (KILL_CHILD, KILL_WORKER, COLD, SHRINK)
@@ -35,6 +38,11 @@ UNLOCKED = "the ticket's run had no lock, in an outage: it had the ticket's own 
 LATER = MADE_UP_FOR + AT_ONCE
 #: Celery stores RETRY after it has sent the next attempt, as the twins have shown too.
 OVERWRITTEN = "Celery stored RETRY over the end of the next attempt"
+#: For so many seconds a process that is to send a chord's body is the only one that may, even if it has died.
+CLAIM, CLAIMED = (
+    10.0,
+    "a process was killed as it sent the body of a chord, and Celery let no other send it for a while",
+)
 #: A key may be held for so long after its last body: a lease where its holder died, and a cooldown.
 HELD = LEASE + LONGEST
 
@@ -175,6 +183,8 @@ def of_lost(facts: Facts, job: Accepted) -> str | None:
         return BEFORE
     if any(_was_killed_at_its_end(story, one) for one in job.header):
         return Excuse.ACKED_EARLY
+    if any(_came_again_too_soon(story, one) for one in job.header):
+        return CLAIMED
     if story.sent.get(task_id, {}).get("kind") == "late":
         excuse = missing.of_missing(story, task_id)
     else:
@@ -193,11 +203,25 @@ def _was_killed_at_its_end(story: Story, task_id: str) -> bool:
 
     What follows in a chain is sent before the result is stored.
     """
-    runs = story.runs_of(task_id)[-1:]
-    return story.sent.get(task_id, {}).get("kind") == "early" and any(
-        story.strikes(KILLS, run.start, run.end + ACK, run.pid) and story.deaths.get(run.pid, NEVER) <= run.end + ACK
-        for run in runs
+    is_early = story.sent.get(task_id, {}).get("kind") == "early"
+    return is_early and any(_is_last_of_its_process(story, run) for run in story.runs_of(task_id)[-1:])
+
+
+def _came_again_too_soon(story: Story, task_id: str) -> bool:
+    """Whether a process was killed as it sent a chord's body, and a copy of its message ran while its claim lasted.
+
+    Source: `celery.backends.redis`, `on_chord_part_return`, from Celery 5.7 on.
+    """
+    return any(
+        story.is_done(run) and _is_last_of_its_process(story, run) and copy.start <= run.end + ACK + CLAIM
+        for run, copy in pairwise(story.runs_of(task_id))
     )
+
+
+def _is_last_of_its_process(story: Story, run: Run) -> bool:
+    """Whether the process of a run was killed during it, or right after it."""
+    until = run.end + ACK
+    return bool(story.strikes(KILLS, run.start, until, run.pid)) and story.deaths.get(run.pid, NEVER) <= until
 
 
 def _has_expired(facts: Facts, job: Accepted) -> bool:

@@ -375,6 +375,23 @@ def test_the_body_of_a_chord_may_not_be_sent_if_a_process_was_killed_at_the_end_
     assert story.broken() == ([Promise.ENDS] if is_broken else [])
 
 
+@pytest.mark.parametrize(
+    ("comes_again_at", "died_at", "is_broken"), [(6.0, 1.1, False), (14, 1.1, True), (6.0, 4.0, True)]
+)
+def test_the_body_of_a_chord_is_not_sent_if_a_copy_of_what_was_to_send_it_runs_soon_after(
+    story, comes_again_at, died_at, is_broken
+):
+    story.canvas(("chord", 0, 1, 2), {"x0": ("SUCCESS", "x0"), "x1": ("SUCCESS", "x1"), "x2": OPEN})
+    for name in ("x0", "x1"):
+        story.ledger.write({"event": "sent", "task_id": name, "kind": "late", "after": ""})
+    story.run("x0", 0.2, 0.4)
+    story.run("x1", 0.5, 1.0, pid=110)
+    story.fault(KILL_CHILD, died_at - 0.05, died_at, 110)
+    story.ledger.died(110, died_at)
+    story.run("x1", comes_again_at, comes_again_at + 0.1)
+    assert (Promise.ENDS in story.broken()) == is_broken
+
+
 @pytest.mark.parametrize(("comes_again", "is_killed"), [(True, True), (False, True), (True, False)])
 def test_a_chord_may_fail_by_what_was_skipped_and_ran_when_it_came_again(story, comes_again, is_killed):
     failed = ("FAILURE", "ChordError: Dependency x1 raised TaskRevokedError('duplicate of x9')")
