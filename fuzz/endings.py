@@ -39,10 +39,8 @@ LATER = MADE_UP_FOR + AT_ONCE
 #: Celery stores RETRY after it has sent the next attempt, as the twins have shown too.
 OVERWRITTEN = "Celery stored RETRY over the end of the next attempt"
 #: For so many seconds a process that is to send a chord's body is the only one that may, even if it has died.
-CLAIM, CLAIMED = (
-    10.0,
-    "a process was killed as it sent the body of a chord, and Celery let no other send it for a while",
-)
+CLAIM = 10.0
+CLAIMED = "a process was killed as it sent the body of a chord, and Celery let no other send it for a while"
 #: A key may be held for so long after its last body: a lease where its holder died, and a cooldown.
 HELD = LEASE + LONGEST
 
